@@ -56,6 +56,8 @@ pub struct Coordinator {
     pub id: NodeId,
     /// What its certificate says.
     pub identity: Identity,
+    /// etcd is asked when clients can be answered, with this process's certificate where it has no other.
+    membership: MembershipKind,
     stop: Shutdown,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -69,8 +71,7 @@ impl Coordinator {
         let identity = Identity::open(&config.tls, PeerRole::Coordinator, &config.name)?;
         let (listener, control_address) = serve::bind(&config.control_listen).await?;
         config.tls.check_address(control_address).context("--control-listen")?;
-        // Before anything else is done. Its use begins when clients can be answered.
-        config.membership.used_by(&config.tls).context("--membership")?;
+        let membership = config.membership.used_by(&config.tls).context("--membership")?;
         let served_model = config.served_model_name.first().map_or("unknown", String::as_str);
         let metrics = Arc::new(Metrics::new(served_model, config.metrics, slo_rules.config()));
         let clocks = NodeClocks::default();
@@ -126,6 +127,7 @@ impl Coordinator {
             control_address,
             id,
             identity,
+            membership,
             stop,
             tasks,
         })
@@ -384,8 +386,7 @@ fn register(
     (coordinator, http): (&Coordinator, SocketAddr),
     shutdown: Shutdown,
 ) -> anyhow::Result<Option<Registry>> {
-    let membership = config.membership.used_by(&config.tls).context("--membership")?;
-    let MembershipKind::Etcd(address) = &membership else {
+    let MembershipKind::Etcd(address) = &coordinator.membership else {
         return Ok(None);
     };
     let facts = Facts {

@@ -7,6 +7,7 @@ network namespaces (hosts/network.py).
 import os
 import re
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,9 @@ from hosts.cluster import CONTROL_PORT, PORTS, READY_WITHIN_S, Cluster, ended
 from hosts.network import Network
 from traces.processes import NotYet, wait_until
 
+# As the Rust tests (integration-tests/tests/cluster/gpu.rs), which have mostly compiled them before.
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or Path(__file__).resolve().parents[2] / "target")
+KERNELS = TARGET / "tmp" / "compiled-kernels"
 HOSTS = ("coordinator-0", "prefill-0", "decode-0", "client")
 # What net.ipv4.ip_local_port_range leaves to NCCL.
 NCCL_PORTS = (42000, 42063)
@@ -33,11 +37,11 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def gpus(monkeypatch, tmp_path_factory):
+def gpus(monkeypatch):
     folder = os.environ.get("BATON_FALSE_CUDA")
     assert folder, "BATON_FALSE_CUDA is not set: it names the folder that scripts/false-cuda makes"
     monkeypatch.setenv("BATON_CUDA_PATH", folder)
-    monkeypatch.setenv("BATON_KERNEL_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
+    monkeypatch.setenv("BATON_KERNEL_CACHE", str(KERNELS))
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
 
 

@@ -81,14 +81,18 @@ pub fn options_of(executable: PathBuf, topology: &str) -> anyhow::Result<LocalCl
     Ok(options)
 }
 
-/// Waits for the machine and keeps it until the file is dropped, across test processes.
+/// Waits for the machine and keeps it until the file is dropped, across test processes. Under nextest it is kept from other programs
+/// alone: `.config/nextest.toml` says which tests run beside each other.
 ///
 /// # Errors
 /// The lock file cannot be made.
 pub async fn lock_machine() -> anyhow::Result<File> {
     let locked = tokio::task::spawn_blocking(|| -> std::io::Result<File> {
         let file = File::create(std::env::temp_dir().join("baton-integration-tests.lock"))?;
-        file.lock()?;
+        match std::env::var_os("NEXTEST") {
+            Some(_) => file.lock_shared()?,
+            None => file.lock()?,
+        }
         Ok(file)
     });
     locked.await?.context("cannot lock the machine for this test")
@@ -101,7 +105,7 @@ impl TestCluster {
         Self::start_with(options(topology)?).await
     }
 
-    /// Waits its turn first: two clusters at a time would fail each other's time limits on a small machine.
+    /// Waits its turn first: other clusters could fail its time limits on a small machine.
     ///
     /// # Errors
     /// What [`LocalCluster::start`] says.

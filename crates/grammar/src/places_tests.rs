@@ -312,3 +312,43 @@ fn a_long_output_is_followed_again_at_once() {
     let outputs = format!("{{\"a\": \"{}", "x".repeat(3_000));
     assert!(after(&text, &outputs).contains('x'));
 }
+
+/// Fifteen endings, each at another distance from some `a` before it. So every token leads to expressions that the parser has not met,
+/// and it keeps a limited number of them.
+fn costly() -> OutputConstraint {
+    let ending = |nth: u8| format!("[ab]*a[ab]{{{}}}{}", 60 + 7 * u32::from(nth), char::from(b'c' + nth));
+    let endings: Vec<String> = (0..15).map(ending).collect();
+    follows(OutputGrammar::Regex(endings.join("|").into()))
+}
+
+#[test]
+fn what_questions_have_used_up_is_no_loss_for_the_outputs() {
+    let grammar = costly();
+    let outputs = tokens(&"aaaaaaabbbbbb".repeat(4)[..43]);
+    let mut asked = places_for(&grammar);
+    for taken in 0..outputs.len() {
+        for token in tokens("abc") {
+            if asked
+                .allows(sequence(1), &grammar, (&outputs[..taken], token))
+                .is_none()
+            {
+                asked.allowed(sequence(1), &grammar, &outputs[..taken]).unwrap();
+            }
+        }
+    }
+    let place = asked.places.get(&sequence(1)).unwrap();
+    let mut used_up = Place {
+        matcher: place.matcher.deep_clone(),
+        ..*place
+    };
+    assert!(
+        used_up.follow(&outputs).is_err(),
+        "the questions cost too little for this test"
+    );
+    let after_questions = asked.allowed(sequence(1), &grammar, &outputs).map(set);
+    let without = places_for(&grammar).allowed(sequence(1), &grammar, &outputs).map(set);
+    assert_eq!(
+        (after_questions.unwrap(), without.unwrap()),
+        ("ab".to_owned(), "ab".to_owned())
+    );
+}

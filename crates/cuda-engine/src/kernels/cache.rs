@@ -1,12 +1,14 @@
 //! The cache of compiled kernels in the user's cache folder: one file for each unit, architecture and compiler.
 //!
 //! A file appears under its name only when it is whole, and carries a hash of its content. A file that is damaged is compiled
-//! anew. The cache never makes an engine fail: without it each start compiles.
+//! anew. The cache never makes an engine fail: without it each start compiles. The processes of one machine often start together and
+//! need the same kernels: they take turns, so that one of them compiles a unit and the others read it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 
@@ -18,6 +20,11 @@ const MAGIC: &[u8; 16] = b"baton kernel 1\n\0";
 const HASH_BYTES: usize = 32;
 /// A unit is 10 to 100 KB and a machine needs about a dozen. At the limit the files that were written first go.
 const FILES_MAX: usize = 512;
+/// Whose turn it is to compile. The file stays, and is empty.
+const TURN: &str = "compiling.lock";
+/// All units together take about ten seconds of a processor. Who waits longer compiles without a turn.
+pub(crate) const TURN_WITHIN: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What decides the content of a file, besides the sources.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +122,21 @@ impl KernelCache {
         self.prune()
     }
 
+    /// Waits until no other process compiles into this folder. It is this one's turn while the file is kept. `None` when the folder
+    /// cannot be used or the others take too long: then this process compiles beside them.
+    pub(crate) fn turn(&self, within: Duration) -> Option<File> {
+        fs::create_dir_all(&self.folder).ok()?;
+        let file = File::create(self.folder.join(TURN)).ok()?;
+        let ends = Instant::now() + within;
+        while file.try_lock().is_err() {
+            if Instant::now() >= ends {
+                return None;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        Some(file)
+    }
+
     fn prune(&self) -> io::Result<()> {
         let mut files: Vec<(SystemTime, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
@@ -165,6 +187,22 @@ mod tests {
             fs::write(&path, damaged).unwrap();
             assert_eq!(cache.get(&key("sm_90a")), None);
         }
+    }
+
+    #[test]
+    fn two_processes_take_turns_and_nobody_waits_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = KernelCache::at(folder.path().join("new"));
+        let first = cache.turn(Duration::ZERO).unwrap();
+        assert!(cache.turn(Duration::from_millis(1)).is_none());
+        let second = thread::scope(|scope| {
+            let second = scope.spawn(|| cache.turn(TURN_WITHIN));
+            drop(first);
+            second.join().unwrap()
+        });
+        assert!(second.is_some() && cache.turn(Duration::ZERO).is_none());
+        let unusable = KernelCache::at(PathBuf::from("/dev/null/kernels"));
+        assert!(unusable.turn(TURN_WITHIN).is_none());
     }
 
     #[test]

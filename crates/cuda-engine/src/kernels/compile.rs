@@ -6,7 +6,7 @@ use std::io;
 use thiserror::Error;
 
 use super::attention_shape::{AttentionShape, HeadDim};
-use super::cache::{CacheKey, KernelCache};
+use super::cache::{CacheKey, KernelCache, TURN_WITHIN};
 use super::calls::CallError;
 use super::driver::{
     self, Arch, ArchError, CompileError, CudaError, Device, DeviceFacts, Image, Libraries, LibraryDecision, Version,
@@ -126,9 +126,12 @@ impl<'a> Target<'a> {
     /// # Errors
     /// [`KernelError::Compile`].
     pub(crate) fn image(&self, unit: Unit) -> Result<Image, KernelError> {
-        let arch = self.arch.to_string();
-        let cached = self.cache.and_then(|cache| cache.get(&self.key(unit, &arch)));
-        if let Some(image) = cached.and_then(|bytes| self.wrap(bytes)) {
+        if let Some(image) = self.cached(unit) {
+            return Ok(image);
+        }
+        let turn = self.cache.and_then(|cache| cache.turn(TURN_WITHIN));
+        // Another process may have compiled it before this one's turn came.
+        if let Some(image) = turn.as_ref().and_then(|_| self.cached(unit)) {
             return Ok(image);
         }
         let compiled = self.compile(unit)?;
@@ -138,6 +141,11 @@ impl<'a> Target<'a> {
             ImageForm::Cubin => Image::Cubin(compiled.cubin),
             ImageForm::Ptx => Image::Ptx(compiled.ptx),
         })
+    }
+
+    fn cached(&self, unit: Unit) -> Option<Image> {
+        let bytes = self.cache?.get(&self.key(unit, &self.arch.to_string()))?;
+        self.wrap(bytes)
     }
 
     fn key<'k>(&self, unit: Unit, arch: &'k str) -> CacheKey<'k> {

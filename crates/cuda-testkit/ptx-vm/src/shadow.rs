@@ -76,6 +76,7 @@ impl Stamp {
         self.operation == other.operation && self.block == other.block && self.thread() == other.thread()
     }
 
+    #[inline(always)]
     fn is_before(&self, later: &Stamp, ended_before: &[bool]) -> bool {
         if self.operation != later.operation {
             // An operation with a higher number has run early, and nothing orders it before this one.
@@ -154,6 +155,7 @@ pub(crate) struct Judge<'a> {
 
 impl Judge<'_> {
     /// Uses a range of bytes, counted from the first cell. The range lies in the cells.
+    #[inline]
     pub(crate) fn use_cells(&self, cells: &mut [Cell], range: Range<usize>, findings: &mut Findings) {
         let first = range.start / 2;
         for (offset, cell) in cells[first..range.end.div_ceil(2)].iter_mut().enumerate() {
@@ -162,7 +164,10 @@ impl Judge<'_> {
         }
     }
 
-    /// `place`: the number of the cell, and which of its bytes are used.
+    /// `place`: the number of the cell, and which of its bytes are used. Kernels spend a third of their time here. Inlined, and
+    /// given to others by value, the stamp stays in registers: read from memory just after it was written there piece by piece, it took
+    /// half of that third.
+    #[inline(always)]
     pub(crate) fn use_cell(&self, cell: &mut Cell, place: (usize, u32), findings: &mut Findings) {
         let (index, bytes) = place;
         let atomic = if self.usage == Usage::Atomic { ATOMIC_BIT } else { 0 };
@@ -170,20 +175,21 @@ impl Judge<'_> {
             packed: self.me.packed | atomic | bytes << BYTES_SHIFT,
             ..self.me
         };
-        if let Some(writer) = cell.writer {
-            self.compare(&writer, &me, index, findings);
+        if let Some(writer) = &cell.writer {
+            self.compare(writer, me, index, findings);
             if self.usage == Usage::ReadOnlyPath && writer.operation == me.operation {
                 let first = || format!("byte {}: `ld.global.nc` of what this launch writes", self.byte(index));
                 findings.add(FindingKind::RaceGlobal, me.line(), writer.line(), first);
             }
         }
         if self.usage.writes() {
-            for reader in cell.readers.into_iter().flatten() {
-                self.compare(&reader, &me, index, findings);
+            for reader in cell.readers.iter().flatten() {
+                self.compare(reader, me, index, findings);
             }
         }
-        if self.usage.reads() {
-            self.check_content(cell, &me, index, findings);
+        let has_value = u32::from(cell.initialised) & bytes == bytes;
+        if self.usage.reads() && (!has_value || cell.is_pending) {
+            self.check_content(cell, me, index, findings);
         }
         if self.usage.writes() {
             let is_pending = self.usage == Usage::CopyIssued;
@@ -203,10 +209,16 @@ impl Judge<'_> {
         self.base + 2 * cell as u64
     }
 
-    fn compare(&self, earlier: &Stamp, me: &Stamp, cell: usize, findings: &mut Findings) {
-        if earlier.bytes() & me.bytes() == 0 || earlier.is_before(me, self.ended_before) {
-            return;
+    #[inline(always)]
+    fn compare(&self, earlier: &Stamp, me: Stamp, cell: usize, findings: &mut Findings) {
+        if earlier.bytes() & me.bytes() != 0 && !earlier.is_before(&me, self.ended_before) {
+            self.report(*earlier, me, cell, findings);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn report(&self, earlier: Stamp, me: Stamp, cell: usize, findings: &mut Findings) {
         let is_one_operation = earlier.operation == me.operation;
         let are_atomic = earlier.is_atomic() && me.is_atomic() && is_one_operation;
         let kind = if are_atomic && earlier.block == me.block {
@@ -239,7 +251,9 @@ impl Judge<'_> {
         });
     }
 
-    fn check_content(&self, cell: &Cell, me: &Stamp, index: usize, findings: &mut Findings) {
+    #[cold]
+    #[inline(never)]
+    fn check_content(&self, cell: &Cell, me: Stamp, index: usize, findings: &mut Findings) {
         let who = || format!("byte {}: block {} thread {}", self.byte(index), me.block, me.thread());
         if u32::from(cell.initialised) & me.bytes() != me.bytes() {
             let kind = if self.is_shared {
