@@ -131,11 +131,12 @@ async fn ttft_counts_from_the_first_byte_of_the_request() {
     let whole = body(false);
     let (head, rest) = whole.split_at(whole.len() - 5);
     stream.write_all(head).await.unwrap();
-    let pause = Duration::from_millis(60);
+    // A busy server reads the first part late.
+    let pause = Duration::from_millis(600);
     tokio::time::sleep(pause).await;
     stream.write_all(rest).await.unwrap();
     let ended = server.ended().await;
-    assert!(ended.ttft.is_some_and(|ttft| ttft >= pause), "{ended:?}");
+    assert!(ended.ttft.is_some_and(|ttft| ttft >= pause / 2), "{ended:?}");
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ async fn a_cancel_at_any_point_frees_every_block() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_waits_much_beyond_his_deadline_whatever_fails() {
-    let run = deadlines::run(40, Nodes::ON_PROCESSORS, 5).await.expect("the run");
+    let run = deadlines::run(24, Nodes::ON_PROCESSORS, 5).await.expect("the run");
     println!("{run:?}");
     // The quarter second is measured by the long run; a busy CI machine gets no time limit, but wrong texts and missing
     // ends are wrong anywhere.
@@ -80,10 +80,10 @@ async fn blocks_that_are_reused_at_once_never_carry_anothers_tokens() {
             transports,
             ..Nodes::ON_PROCESSORS
         };
-        let run = reuse::run(4, nodes, 5).await.expect("the run");
+        let run = reuse::run(2, nodes, 5).await.expect("the run");
         println!("{transports} {run:?}");
         assert_eq!(run.violations, Vec::<String>::new(), "{transports}");
-        assert!(run.compared_texts >= 4 && run.left > 2, "{run:?}");
+        assert!(run.compared_texts >= 2 && run.left > 0, "{run:?}");
     }
 }
 
