@@ -61,9 +61,14 @@ impl NodeSettings {
     }
 
     pub(crate) fn scheduler(&self, limits: NodeLimits) -> SchedulerConfig {
-        match &self.role {
+        let config = match &self.role {
             RoleSettings::Prefill(prefill) => SchedulerConfig::prefill(limits, prefill.hold, prefill.last_chunk_tokens),
             RoleSettings::Decode(decode) => SchedulerConfig::decode(limits, decode.reservation),
+        };
+        let target_ms = self.config.itl_target_ms;
+        SchedulerConfig {
+            step_target: target_ms.map(|target_ms| Duration::from_millis(target_ms.into())),
+            ..config
         }
     }
 }

@@ -37,6 +37,8 @@ pub struct SimulatedNodes {
     pub limits: NodeLimits,
     /// As `--last-chunk-tokens` of prefill nodes; 0: off.
     pub last_chunk_tokens: u32,
+    /// As `SchedulerConfig::step_target`.
+    pub step_target: Option<Duration>,
     pub hold: Duration,
     pub reservation: Duration,
     /// Of a drain, what running requests get.
@@ -64,6 +66,7 @@ impl SimulatedNodes {
                 prefix_cache: true,
             },
             last_chunk_tokens: 32,
+            step_target: None,
             hold: Duration::from_secs(60),
             reservation: Duration::from_secs(60),
             // 10 s less the time for goodbyes (`service_runtime::shutdown`).

@@ -28,6 +28,7 @@ mod same_tokens_as_one_node;
 mod several_coordinators;
 mod shared_weights;
 mod starts_by_hand;
+mod step_target;
 mod strangers;
 mod trace_content;
 mod up_behaves;

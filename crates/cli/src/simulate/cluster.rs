@@ -40,6 +40,9 @@ pub struct ClusterArgs {
     /// Tokens in one step
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_num_batched_tokens: u32,
+    /// How long a step may take in which sequences decode; prompts get what fits
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    itl_target_ms: Option<u32>,
     /// Prompt and outputs together
     #[arg(long, default_value_t = 8_192, value_parser = clap::value_parser!(u32).range(1..))]
     max_model_len: u32,
@@ -80,6 +83,7 @@ impl ClusterArgs {
         limits.max_model_tokens = self.max_model_len;
         limits.prefix_cache = self.prefix_cache;
         nodes.last_chunk_tokens = self.last_chunk_tokens;
+        nodes.step_target = self.itl_target_ms.map(|ms| Duration::from_millis(ms.into()));
         nodes
     }
 

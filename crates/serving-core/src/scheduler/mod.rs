@@ -16,6 +16,7 @@ mod refusal;
 mod sequence;
 mod status;
 mod step;
+mod step_cost;
 pub mod step_plan;
 mod step_results;
 
@@ -35,10 +36,12 @@ use std::time::Duration;
 use crate::kv::prefix_log::PrefixChanges;
 use crate::kv::{BlockHandle, BlockPool, CacheReset};
 use crate::request::AttemptKey;
+use crate::time::Time;
 
 use ending::Quarantined;
 use entry::Entry;
 use permits::PermitCounters;
+use step_cost::StepCost;
 
 pub use handoff_in::{Commit, CommitError};
 pub use interface::{
@@ -105,6 +108,9 @@ pub struct SchedulerConfig {
     /// long: the rest of its KV moves while this chunk is computed, and only this chunk's KV is left between first and
     /// second token. A prompt of one chunk whose KV is streamed is cut in halves instead, unless it is short.
     pub last_chunk_tokens: Option<NonZeroU32>,
+    /// How long a step may take in which sequences decode: prompts get as many tokens of it as fit, by what earlier steps took, and
+    /// at least a block. `None`: as many as `max_batch_tokens` leaves.
+    pub step_target: Option<Duration>,
 }
 
 /// A hold that progress restarts ends after this many times its length all the same, or with its request's deadline: a decode
@@ -122,6 +128,7 @@ impl SchedulerConfig {
             hold,
             reservation: Duration::ZERO,
             last_chunk_tokens,
+            step_target: None,
         }
     }
 
@@ -135,6 +142,7 @@ impl SchedulerConfig {
             hold: Duration::ZERO,
             reservation,
             last_chunk_tokens: None,
+            step_target: None,
         }
     }
 }
@@ -151,6 +159,9 @@ pub struct Scheduler {
     quarantine: BTreeMap<Quarantined, Vec<BlockHandle>>,
     next_serial: u64,
     plan: Vec<PlannedRow>,
+    /// When the planned step began.
+    step_began: Option<Time>,
+    step_cost: StepCost,
     /// Kept between steps, so that planning does not allocate.
     running: Vec<(u64, u32)>,
     /// Ends that arrived while a step ran: its blocks must not be given away under it.
@@ -175,6 +186,8 @@ impl Scheduler {
             quarantine: BTreeMap::new(),
             next_serial: 0,
             plan: Vec::with_capacity(limits.max_sequences as usize),
+            step_began: None,
+            step_cost: StepCost::default(),
             running: Vec::with_capacity(limits.max_sequences as usize),
             deferred: Vec::new(),
             events: VecDeque::new(),

@@ -30,6 +30,10 @@ impl Scheduler {
         self.admit_to_batch();
         let mut budget = self.config.limits.max_batch_tokens;
         self.plan_decode_rows(now, &mut budget);
+        if let (Some(target), false) = (self.config.step_target, self.plan.is_empty()) {
+            let block_tokens = self.config.limits.block_tokens;
+            budget = budget.min(self.step_cost.prompt_tokens_within(target, block_tokens));
+        }
         self.plan_resumed(&mut budget);
         let mut others = self.entries.values().filter(|entry| entry.schedulable() > 0);
         let is_alone = others.next().is_some() && others.next().is_none();
@@ -38,6 +42,7 @@ impl Scheduler {
         }
         self.plan_prompts(now, &mut budget, is_alone);
         self.grant();
+        self.step_began = (!self.plan.is_empty()).then_some(now);
         self.running_step()
     }
 

@@ -29,6 +29,12 @@ pub struct PlannedRow {
     pub(super) serial: u64,
 }
 
+/// Tokens of prompts, or of what preempted sequences compute again.
+pub(super) fn prompt_tokens(rows: &[PlannedRow]) -> u32 {
+    let chunks = rows.iter().filter(|row| row.token_count > 1);
+    chunks.map(|row| row.token_count).sum()
+}
+
 /// How a plan finds the sequence of a row.
 pub(super) trait RowSource {
     fn sequence(&self, row: &PlannedRow) -> (&Sequence, &Arc<Request>);
@@ -57,8 +63,7 @@ impl<'a> StepPlan<'a> {
     }
     /// Tokens of prompts (or of what preempted sequences compute again) among them.
     pub fn prompt_token_count(&self) -> u32 {
-        let chunks = self.rows.iter().filter(|row| row.token_count > 1);
-        chunks.map(|row| row.token_count).sum()
+        prompt_tokens(self.rows)
     }
     /// Tokens to feed; they occupy positions `first_position..`.
     pub fn tokens(&self, row: usize) -> &'a [TokenId] {

@@ -5,6 +5,7 @@ use crate::kv::BlockPool;
 use crate::request::{FinishReason, Request, TokenEvent};
 use crate::scheduler::entry::{AfterPrompt, ChoiceState, Phase};
 use crate::scheduler::sequence::Sequence;
+use crate::scheduler::step_plan::prompt_tokens;
 use crate::scheduler::{NodeFailure, Outcome, PlannedRow, SampledToken, Scheduler, SchedulerEvent};
 use crate::stage::Stage;
 use crate::time::Time;
@@ -13,6 +14,9 @@ impl Scheduler {
     /// The step ran. `sampled` holds the plan's draws in order and is emptied.
     pub fn step_done(&mut self, now: Time, sampled: &mut Vec<SampledToken>) {
         let mut plan = std::mem::take(&mut self.plan);
+        if let Some(began) = self.step_began.take() {
+            self.step_cost.learn(now.since(began), prompt_tokens(&plan));
+        }
         let mut tokens = sampled.drain(..);
         for row in &plan {
             self.computed_tokens += u64::from(row.token_count);
@@ -33,6 +37,7 @@ impl Scheduler {
     /// The step did not run: every request in it fails, the others stay.
     pub fn step_failed(&mut self, detail: &str) {
         let mut plan = std::mem::take(&mut self.plan);
+        self.step_began = None;
         for row in plan.drain(..) {
             let detail = detail.to_owned();
             self.end(row.serial, Some(NodeFailure::Engine { detail }));

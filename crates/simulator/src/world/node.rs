@@ -95,12 +95,14 @@ pub(super) struct Node {
 
 pub(super) fn scheduler_of(scenario: &Scenario, role: AssignedRole) -> Scheduler {
     let nodes = &scenario.nodes;
-    Scheduler::new(match role.node_role() {
+    let config = match role.node_role() {
         NodeRole::Prefill => {
             SchedulerConfig::prefill(nodes.limits, nodes.hold, NonZeroU32::new(nodes.last_chunk_tokens))
         }
         NodeRole::Decode => SchedulerConfig::decode(nodes.limits, nodes.reservation),
-    })
+    };
+    let step_target = nodes.step_target;
+    Scheduler::new(SchedulerConfig { step_target, ..config })
 }
 
 impl Node {
