@@ -1,4 +1,4 @@
-//! A cluster for one test: real processes, one cluster on the machine at a time, block accounts that can be asserted.
+//! A cluster for one test: real processes, few clusters on the machine at a time, block accounts that can be asserted.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +21,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(20);
 /// States a block may only be in while some request needs it.
 const BUSY_STATES: [&str; 4] = ["active", "reserved", "in_transfer", "quarantined"];
 
-/// A running cluster; the machine is its own until it is dropped.
+/// A running cluster. It keeps the machine until it is dropped, as [`lock_machine`] says.
 #[derive(Debug)]
 pub struct TestCluster {
     pub cluster: LocalCluster,
@@ -81,8 +81,8 @@ pub fn options_of(executable: PathBuf, topology: &str) -> anyhow::Result<LocalCl
     Ok(options)
 }
 
-/// Waits for the machine and keeps it until the file is dropped, across test processes. Under nextest it is kept from other programs
-/// alone: `.config/nextest.toml` says which tests run beside each other.
+/// Waits for the machine and keeps it until the file is dropped, across test processes. Tests under nextest do not keep it from each
+/// other, those of another run neither: `.config/nextest.toml` says which run beside each other.
 ///
 /// # Errors
 /// The lock file cannot be made.

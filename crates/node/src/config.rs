@@ -79,8 +79,8 @@ pub struct NodeConfig {
     /// Tokens in one step; longer prompts are computed in chunks
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_num_batched_tokens: u32,
-    /// How long a step may take in which sequences decode: prompts get as many tokens of it as fit, by what the steps before took.
-    /// Streams then have no longer gaps, and prompts take longer. Default: prompts fill the step
+    /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what the steps before took, and
+    /// at least a block. The gaps of streams then stay near this time, and prompts take longer. Default: prompts fill the step
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub itl_target_ms: Option<u32>,
     /// Prompt and outputs together; default: what the model was trained for

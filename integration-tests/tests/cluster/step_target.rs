@@ -15,9 +15,9 @@ async fn answers(itl_target_ms: Option<u32>) -> Result<(String, TestCluster)> {
     let mut options = options("1c")?;
     options.settings.itl_target_ms = itl_target_ms;
     let cluster = TestCluster::start_with(options).await?;
-    // It outlives the long prompt: a step for each of its tokens, and at most one for each block of the prompt.
+    // It outlives the long prompt, also where this process is late.
     let stream =
-        json!({ "model": MODEL, "prompt": "One, two,", "max_tokens": 300, "ignore_eos": true, "stream": true });
+        json!({ "model": MODEL, "prompt": "One, two,", "max_tokens": 4000, "ignore_eos": true, "stream": true });
     let sent = cluster.http.post(cluster.url("/v1/completions")).json(&stream).send();
     let mut stream = sent.await?.error_for_status()?.bytes_stream();
     stream.next().await.context("no first token")??;

@@ -135,7 +135,7 @@ pub struct ClusterSettings {
     /// Tokens of one engine step: the budget that prompts are chunked to.
     #[arg(long, value_name = "N")]
     pub max_num_batched_tokens: Option<u32>,
-    /// How long a step may take in which sequences decode, in milliseconds: prompts get what fits [default: prompts fill the step].
+    /// How long a step may take while sequences decode, in milliseconds: prompts get what fits [default: prompts fill the step].
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub itl_target_ms: Option<u32>,
     /// Longest prompt and answer together, in tokens [default: what the model was trained for].

@@ -40,7 +40,7 @@ pub struct ClusterArgs {
     /// Tokens in one step
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_num_batched_tokens: u32,
-    /// How long a step may take in which sequences decode; prompts get what fits
+    /// How long a step may take while sequences decode; prompts get what fits
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     itl_target_ms: Option<u32>,
     /// Prompt and outputs together

@@ -4,7 +4,7 @@
 //! anew. The cache never makes an engine fail: without it each start compiles. The processes of one machine often start together and
 //! need the same kernels: they take turns, so that one of them compiles a unit and the others read it.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -122,14 +122,16 @@ impl KernelCache {
         self.prune()
     }
 
-    /// Waits until no other process compiles into this folder. It is this one's turn while the file is kept. `None` when the folder
-    /// cannot be used or the others take too long: then this process compiles beside them.
-    pub(crate) fn turn(&self, within: Duration) -> Option<File> {
+    /// Waits until no other process compiles into this folder, or one has compiled this. It is this process's turn while the file is
+    /// kept. `None` when it is there, the folder cannot be used or locked, or the others take too long: then this process compiles
+    /// beside them.
+    pub(crate) fn turn(&self, key: &CacheKey<'_>, within: Duration) -> Option<File> {
         fs::create_dir_all(&self.folder).ok()?;
         let file = File::create(self.folder.join(TURN)).ok()?;
         let ends = Instant::now() + within;
-        while file.try_lock().is_err() {
-            if Instant::now() >= ends {
+        while let Err(error) = file.try_lock() {
+            let is_hopeless = matches!(error, TryLockError::Error(_));
+            if is_hopeless || Instant::now() >= ends || self.folder.join(key.file_name()).exists() {
                 return None;
             }
             thread::sleep(LOOK_EVERY);
@@ -193,16 +195,19 @@ mod tests {
     fn two_processes_take_turns_and_nobody_waits_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::at(folder.path().join("new"));
-        let first = cache.turn(Duration::ZERO).unwrap();
-        assert!(cache.turn(Duration::from_millis(1)).is_none());
+        let first = cache.turn(&key("sm_80"), Duration::ZERO).unwrap();
+        assert!(cache.turn(&key("sm_80"), Duration::from_millis(1)).is_none());
         let second = thread::scope(|scope| {
-            let second = scope.spawn(|| cache.turn(TURN_WITHIN));
+            let second = scope.spawn(|| cache.turn(&key("sm_80"), TURN_WITHIN));
             drop(first);
             second.join().unwrap()
         });
-        assert!(second.is_some() && cache.turn(Duration::ZERO).is_none());
+        assert!(second.is_some() && cache.turn(&key("sm_80"), Duration::ZERO).is_none());
+        cache.put(&key("sm_80"), b"content").unwrap();
+        let is_there = cache.turn(&key("sm_80"), Duration::from_secs(86_400));
+        assert!(is_there.is_none(), "nobody waits for what is there");
         let unusable = KernelCache::at(PathBuf::from("/dev/null/kernels"));
-        assert!(unusable.turn(TURN_WITHIN).is_none());
+        assert!(unusable.turn(&key("sm_80"), TURN_WITHIN).is_none());
     }
 
     #[test]

@@ -126,12 +126,14 @@ impl<'a> Target<'a> {
     /// # Errors
     /// [`KernelError::Compile`].
     pub(crate) fn image(&self, unit: Unit) -> Result<Image, KernelError> {
+        let arch = self.arch.to_string();
         if let Some(image) = self.cached(unit) {
             return Ok(image);
         }
-        let turn = self.cache.and_then(|cache| cache.turn(TURN_WITHIN));
-        // Another process may have compiled it before this one's turn came.
-        if let Some(image) = turn.as_ref().and_then(|_| self.cached(unit)) {
+        let key = self.key(unit, &arch);
+        let _turn = self.cache.and_then(|cache| cache.turn(&key, TURN_WITHIN));
+        // Another process may have compiled it meanwhile.
+        if let Some(image) = self.cached(unit) {
             return Ok(image);
         }
         let compiled = self.compile(unit)?;

@@ -164,9 +164,9 @@ impl Judge<'_> {
         }
     }
 
-    /// `place`: the number of the cell, and which of its bytes are used. Kernels spend a third of their time here. Inlined, and
-    /// given to others by value, the stamp stays in registers: read from memory just after it was written there piece by piece, it took
-    /// half of that third.
+    /// `place`: the number of the cell, and which of its bytes are used. Kernels spend a third of their time here. It
+    /// is inlined and gives the stamp to others by value, so that the stamp stays in registers: to read it from memory just after it
+    /// was written there in pieces took half of that third.
     #[inline(always)]
     pub(crate) fn use_cell(&self, cell: &mut Cell, place: (usize, u32), findings: &mut Findings) {
         let (index, bytes) = place;

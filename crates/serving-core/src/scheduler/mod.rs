@@ -108,8 +108,8 @@ pub struct SchedulerConfig {
     /// long: the rest of its KV moves while this chunk is computed, and only this chunk's KV is left between first and
     /// second token. A prompt of one chunk whose KV is streamed is cut in halves instead, unless it is short.
     pub last_chunk_tokens: Option<NonZeroU32>,
-    /// How long a step may take in which sequences decode: prompts get as many tokens of it as fit, by what earlier steps took, and
-    /// at least a block. `None`: as many as `max_batch_tokens` leaves.
+    /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what earlier steps took, and at
+    /// least a block. `None`: as many as `max_batch_tokens` leaves.
     pub step_target: Option<Duration>,
 }
 
@@ -187,7 +187,7 @@ impl Scheduler {
             next_serial: 0,
             plan: Vec::with_capacity(limits.max_sequences as usize),
             step_began: None,
-            step_cost: StepCost::default(),
+            step_cost: StepCost::new(limits.block_tokens),
             running: Vec::with_capacity(limits.max_sequences as usize),
             deferred: Vec::new(),
             events: VecDeque::new(),

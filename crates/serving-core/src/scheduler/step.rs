@@ -30,15 +30,16 @@ impl Scheduler {
         self.admit_to_batch();
         let mut budget = self.config.limits.max_batch_tokens;
         self.plan_decode_rows(now, &mut budget);
+        let mut step_tokens = self.config.limits.max_batch_tokens;
         if let (Some(target), false) = (self.config.step_target, self.plan.is_empty()) {
-            let block_tokens = self.config.limits.block_tokens;
-            budget = budget.min(self.step_cost.prompt_tokens_within(target, block_tokens));
+            step_tokens = step_tokens.min(self.step_cost.prompt_tokens_within(target));
+            budget = budget.min(step_tokens);
         }
         self.plan_resumed(&mut budget);
         let mut others = self.entries.values().filter(|entry| entry.schedulable() > 0);
         let is_alone = others.next().is_some() && others.next().is_none();
         if !is_alone {
-            self.plan_short_prompts(now, &mut budget);
+            self.plan_short_prompts(now, &mut budget, step_tokens);
         }
         self.plan_prompts(now, &mut budget, is_alone);
         self.grant();
@@ -93,9 +94,10 @@ impl Scheduler {
         }
     }
 
-    /// Prompts that are short, interactive ones first, as far as their share goes: they overtake what came before them.
-    fn plan_short_prompts(&mut self, now: Time, budget: &mut u32) {
-        let short = permits_kept_for_short(self.config.limits.max_batch_tokens);
+    /// Prompts that are short, interactive ones first, as far as their share goes: they overtake what came before them. A step has
+    /// room for `step_tokens`.
+    fn plan_short_prompts(&mut self, now: Time, budget: &mut u32, step_tokens: u32) {
+        let short = permits_kept_for_short(step_tokens);
         // Of what decode rows leave: an older long prompt must not get less than the rest of it.
         let whole_share = share_of_short_prompts(*budget);
         let mut share = whole_share;

@@ -5,6 +5,7 @@ use crate::kv::BlockPool;
 use crate::request::{FinishReason, Request, TokenEvent};
 use crate::scheduler::entry::{AfterPrompt, ChoiceState, Phase};
 use crate::scheduler::sequence::Sequence;
+use crate::scheduler::step_cost::StepSize;
 use crate::scheduler::step_plan::prompt_tokens;
 use crate::scheduler::{NodeFailure, Outcome, PlannedRow, SampledToken, Scheduler, SchedulerEvent};
 use crate::stage::Stage;
@@ -15,7 +16,13 @@ impl Scheduler {
     pub fn step_done(&mut self, now: Time, sampled: &mut Vec<SampledToken>) {
         let mut plan = std::mem::take(&mut self.plan);
         if let Some(began) = self.step_began.take() {
-            self.step_cost.learn(now.since(began), prompt_tokens(&plan));
+            let prompt_tokens = prompt_tokens(&plan);
+            let decode_rows = plan.iter().filter(|row| row.token_count == 1).count() as u32;
+            let size = StepSize {
+                decode_rows,
+                prompt_tokens,
+            };
+            self.step_cost.learn(now.since(began), size);
         }
         let mut tokens = sampled.drain(..);
         for row in &plan {

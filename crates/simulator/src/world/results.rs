@@ -76,8 +76,9 @@ impl World<'_> {
     fn environment(&self) -> BTreeMap<String, serde_json::Value> {
         let scenario = self.scenario;
         let (limits, cluster, costs) = (&scenario.nodes.limits, &scenario.cluster, &scenario.costs);
+        let step_target = scenario.nodes.step_target;
         let interventions: Vec<String> = scenario.interventions.iter().map(ToString::to_string).collect();
-        let facts: [(&str, serde_json::Value); 14] = [
+        let facts: [(&str, serde_json::Value); 15] = [
             ("topology", scenario.topology.to_string().into()),
             ("trace", scenario.trace.name.clone().into()),
             ("seed", scenario.seed.into()),
@@ -91,6 +92,10 @@ impl World<'_> {
             ("block_size", limits.block_tokens.into()),
             ("max_num_seqs", limits.max_sequences.into()),
             ("max_num_batched_tokens", limits.max_batch_tokens.into()),
+            (
+                "itl_target_ms",
+                step_target.map(|target| target.as_millis() as u64).into(),
+            ),
             ("interventions", interventions.into()),
         ];
         facts
