@@ -159,7 +159,7 @@ pub struct Scheduler {
     quarantine: BTreeMap<Quarantined, Vec<BlockHandle>>,
     next_serial: u64,
     plan: Vec<PlannedRow>,
-    /// When the planned step began.
+    /// When the planned step began, where steps have a target of time.
     step_began: Option<Time>,
     step_cost: StepCost,
     /// Kept between steps, so that planning does not allocate.

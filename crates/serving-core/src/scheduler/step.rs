@@ -43,7 +43,7 @@ impl Scheduler {
         }
         self.plan_prompts(now, &mut budget, is_alone);
         self.grant();
-        self.step_began = (!self.plan.is_empty()).then_some(now);
+        self.step_began = self.config.step_target.map(|_| now);
         self.running_step()
     }
 

@@ -49,9 +49,10 @@ impl StepCost {
 
     /// A step has ended.
     pub(super) fn learn(&mut self, took: Duration, size: StepSize) {
-        let took = took
-            .as_secs_f64()
-            .min(self.expected(size).map_or(f64::INFINITY, |time| OUTLIER * time));
+        // Where nothing has cost anything so far, any time is news.
+        let expected = self.expected(size).filter(|expected| *expected > 0.0);
+        let longest = expected.map_or(f64::INFINITY, |expected| OUTLIER * expected);
+        let took = took.as_secs_f64().min(longest);
         let rows = if size.decode_rows > 0 { self.decode_rows } else { None };
         if size.prompt_tokens == 0 {
             return average(&mut self.decode_rows, took);

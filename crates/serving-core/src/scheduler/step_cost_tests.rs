@@ -59,6 +59,10 @@ fn no_step_is_much_longer_than_the_one_before_whatever_was_learned() {
     free.learn(Duration::ZERO, size(0));
     free.learn(Duration::ZERO, size(32));
     assert_eq!(free.prompt_tokens_within(TARGET), 64, "nothing costs anything");
+    for _ in 0..20 {
+        free.learn(Duration::from_millis(64), size(32));
+    }
+    assert_eq!(free.prompt_tokens_within(TARGET), 16, "it does after all");
 }
 
 #[test]
