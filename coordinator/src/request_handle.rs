@@ -91,6 +91,8 @@ pub struct RequestSummary {
     pub clock_error: Duration,
     pub cached_tokens: u32,
     pub preemptions: u32,
+    pub drafted_tokens: u64,
+    pub accepted_tokens: u64,
     pub kv_bytes: u64,
     pub transfer: Duration,
     pub transport: Option<String>,

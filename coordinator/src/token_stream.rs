@@ -180,6 +180,8 @@ impl RequestStream {
         }
         s.clock.node_reported(&finished.timings);
         s.summary.preemptions += finished.preemptions;
+        s.summary.drafted_tokens += finished.drafted_tokens;
+        s.summary.accepted_tokens += finished.accepted_tokens;
         if s.summary.kv_bytes == 0 {
             s.summary.kv_bytes = finished.kv_bytes;
         }

@@ -16,6 +16,8 @@ pub struct Configuration {
     /// The only transport the nodes have: what cannot use it fails instead of falling back. `shm` is its staged mode,
     /// `shm-direct` the other one.
     pub transport: &'static str,
+    /// `--speculative-tokens`. In half of the rows, beside each topology and each kernel.
+    pub speculative_tokens: u32,
 }
 
 impl Configuration {
@@ -29,8 +31,14 @@ impl fmt::Display for Configuration {
         let cache = if self.prefix_cache { "on" } else { "off" };
         write!(
             f,
-            "{} chunk={} threads={} block={} prefix-cache={cache} kernel={} transport={}",
-            self.topology, self.chunk_tokens, self.threads, self.block_tokens, self.kernel, self.transport
+            "{} chunk={} threads={} block={} prefix-cache={cache} kernel={} transport={} guesses={}",
+            self.topology,
+            self.chunk_tokens,
+            self.threads,
+            self.block_tokens,
+            self.kernel,
+            self.transport,
+            self.speculative_tokens
         )
     }
 }
@@ -47,6 +55,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         prefix_cache: true,
         kernel: "avx2",
         transport: "shm",
+        speculative_tokens: 4,
         ..BASELINE
     },
     Configuration {
@@ -61,6 +70,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         threads: 2,
         prefix_cache: true,
         transport: "shm",
+        speculative_tokens: 4,
         ..BASELINE
     },
     Configuration {
@@ -75,6 +85,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         topology: "1p1d",
         chunk_tokens: 64,
         threads: 2,
+        speculative_tokens: 4,
         ..BASELINE
     },
     Configuration {
@@ -83,6 +94,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         threads: 2,
         prefix_cache: true,
         kernel: "avx2",
+        speculative_tokens: 4,
         ..BASELINE
     },
     Configuration {
@@ -101,6 +113,7 @@ const BASELINE: Configuration = Configuration {
     prefix_cache: false,
     kernel: "auto",
     transport: "grpc",
+    speculative_tokens: 0,
 };
 
 /// The portable path and KV written in place, compared on fewer prompts.
@@ -112,6 +125,7 @@ pub const PORTABLE: Configuration = Configuration {
     prefix_cache: true,
     kernel: "portable",
     transport: "shm-direct",
+    speculative_tokens: 8,
 };
 
 /// Three nodes in a pool: six processes on the machine, so on fewer prompts too.

@@ -118,6 +118,9 @@ pub struct DecodeFinished {
     pub timings: StageTimings,
     pub cached_tokens: u32,
     pub preemptions: u32,
+    /// Guessed while decoding, and how many of them were right.
+    pub drafted_tokens: u64,
+    pub accepted_tokens: u64,
     /// One per prompt block, when asked for.
     pub kv_hashes: Vec<u64>,
     pub kv_bytes: u64,

@@ -35,6 +35,8 @@ impl RequestSummary {
         let mut whole = Self {
             cached_tokens: 0,
             preemptions: 0,
+            drafted_tokens: 0,
+            accepted_tokens: 0,
             kv_bytes: 0,
             failed_legs: Vec::new(),
             ..leading.clone()
@@ -42,6 +44,8 @@ impl RequestSummary {
         for one in all {
             whole.cached_tokens += one.cached_tokens;
             whole.preemptions += one.preemptions;
+            whole.drafted_tokens += one.drafted_tokens;
+            whole.accepted_tokens += one.accepted_tokens;
             whole.kv_bytes += one.kv_bytes;
             whole.attempts = whole.attempts.max(one.attempts);
             whole.failed_legs.extend_from_slice(&one.failed_legs);
@@ -58,6 +62,8 @@ mod tests {
     fn counts_are_of_all_prompts_and_times_of_the_one_that_came_first() {
         let slow = RequestSummary {
             cached_tokens: 16,
+            drafted_tokens: 5,
+            accepted_tokens: 3,
             attempts: 2,
             kv_bytes: 100,
             transport: Some("grpc".to_owned()),
@@ -67,6 +73,7 @@ mod tests {
         let first = RequestSummary {
             cached_tokens: 32,
             preemptions: 1,
+            drafted_tokens: 4,
             attempts: 1,
             kv_bytes: 10,
             transport: Some("shm-direct".to_owned()),
@@ -76,6 +83,8 @@ mod tests {
         let expected = RequestSummary {
             cached_tokens: 48,
             preemptions: 1,
+            drafted_tokens: 9,
+            accepted_tokens: 3,
             attempts: 2,
             kv_bytes: 110,
             failed_legs: slow.failed_legs.clone(),

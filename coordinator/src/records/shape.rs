@@ -48,6 +48,10 @@ impl RecordState {
     }
 }
 
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 /// Where and how a prompt was served. Records and answers show it alike.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -62,6 +66,11 @@ pub struct Serving {
     pub local_prefill: Option<Cow<'static, str>>,
     pub attempts: u32,
     pub preemptions: u32,
+    /// Tokens that the decode node guessed (`--speculative-tokens`), and how many of them were right.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub drafted_tokens: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub accepted_tokens: u64,
     pub transport: Option<String>,
     pub kv_bytes: u64,
     /// From the first KV byte sent to the last one acknowledged. It overlaps with prefill.
@@ -83,6 +92,8 @@ impl Serving {
                 .map(|reason| reason.name().into()),
             attempts: summary.attempts,
             preemptions: summary.preemptions,
+            drafted_tokens: summary.drafted_tokens,
+            accepted_tokens: summary.accepted_tokens,
             transport: summary.transport.clone(),
             kv_bytes: summary.kv_bytes,
             kv_transfer_ms: summary.transport.is_some().then(|| ms(summary.transfer)),

@@ -111,6 +111,11 @@ pub trait Engine: Send {
         None
     }
 
+    /// Whether it takes rows with guessed tokens, and draws from each of them.
+    fn checks_guesses(&self) -> bool {
+        false
+    }
+
     /// Starts one mixed batch: it writes the KV of every row and draws the tokens that the rows ask for, by the definition in
     /// [`sample`]. The blocks of the step are claimed until it has completed, which may be after this call has returned.
     fn submit(&mut self, step: Step);

@@ -7,7 +7,7 @@ use serving_core::request::{AttemptKey, TokenLogprobs};
 use serving_core::scheduler::{SampledToken, SamplingFailed};
 
 use crate::{
-    CompletedStep, Engine, EngineLimits, HostEngine, KvMemory, LogitsSink, LogitsWanted, ModelFacts,
+    CompletedStep, Draws, Engine, EngineLimits, HostEngine, KvMemory, LogitsSink, LogitsWanted, ModelFacts,
     PromptLogprobsChunk, SampleError, Sampler, SequenceRows, Step, StepOutput, prompt_logprob,
 };
 
@@ -55,6 +55,9 @@ impl<E: HostEngine> Engine for OnHost<E> {
     }
     fn kv(&self) -> &Arc<KvMemory> {
         self.engine.kv()
+    }
+    fn checks_guesses(&self) -> bool {
+        true
     }
 
     fn submit(&mut self, step: Step) {
@@ -113,8 +116,9 @@ impl LogitsSink for Draw<'_> {
         if row.logits == LogitsWanted::All {
             self.score_prompt(sequence, position, logits);
         }
-        if position + 1 == row.first_position + row.token_count() {
-            self.draw(sequence, logits);
+        let after = (row.first_position + row.token_count()).saturating_sub(position + 1);
+        if let Some(draws) = row.draws.as_ref().and_then(|draws| draws.before_last(after)) {
+            self.draw(sequence, &draws, logits);
         }
     }
 }
@@ -146,9 +150,8 @@ impl Draw<'_> {
         }
     }
 
-    fn draw(&mut self, sequence: usize, logits: &mut [f32]) {
+    fn draw(&mut self, sequence: usize, draws: &Draws, logits: &mut [f32]) {
         let row = &self.step.rows()[sequence];
-        let Some(draws) = &row.draws else { return };
         if draws.choices.len() > 1 {
             self.scratch.clear();
             self.scratch.extend_from_slice(logits);

@@ -44,6 +44,8 @@ pub struct Draws {
     pub output_index: OutputIndex,
     /// The outputs so far, those of earlier attempts included. Empty when neither a penalty nor a constraint looks at them.
     outputs: Range<usize>,
+    /// Guessed tokens at the end of the row. One token is drawn before the first and one after each.
+    drafts: u32,
 }
 
 /// What a step brought.
@@ -83,6 +85,7 @@ impl Step {
         for (i, row) in plan.rows().iter().enumerate() {
             let request = plan.request(i);
             let tokens = append(&mut self.tokens, plan.tokens(i));
+            let tokens = tokens.start..append(&mut self.tokens, plan.drafts(i)).end;
             let blocks = append(&mut self.blocks, plan.block_table(i));
             let draws = (row.draws > 0).then(|| Draws {
                 choices: row.choice.0..row.choice.0 + row.draws,
@@ -91,7 +94,11 @@ impl Step {
                     true => append(&mut self.tokens, plan.history(i).1),
                     false => 0..0,
                 },
+                drafts: row.drafts,
             });
+            if looks_back(request) {
+                append(&mut self.tokens, plan.drafts(i));
+            }
             self.rows.push(StepRow {
                 index: i,
                 key: row.key,
@@ -154,6 +161,24 @@ impl Step {
                 None => Allowed::Words(&[]),
             }),
         }
+    }
+}
+
+impl Draws {
+    /// The draw at a row's position, counted from its last one back. `None` where nothing is drawn.
+    pub(crate) fn before_last(&self, rows: u32) -> Option<Self> {
+        let drafts = self.drafts.checked_sub(rows)?;
+        let outputs = match self.outputs.is_empty() {
+            true => 0..0,
+            // The guesses follow the outputs.
+            false => self.outputs.start..self.outputs.end + drafts as usize,
+        };
+        Some(Self {
+            choices: self.choices.clone(),
+            output_index: OutputIndex(self.output_index.0 + drafts),
+            outputs,
+            drafts,
+        })
     }
 }
 

@@ -83,6 +83,10 @@ pub struct NodeConfig {
     /// at least a block. The gaps of streams then stay near this time, and prompts take longer. Default: prompts fill the step
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub itl_target_ms: Option<u32>,
+    /// The most tokens that a running answer guesses at once from what the prompt and the answer said before. One step checks
+    /// them all, so text that repeats itself comes in fewer steps, and the tokens stay the same. 0: it guesses none. Not on GPUs
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub speculative_tokens: u32,
     /// Prompt and outputs together; default: what the model was trained for
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_model_len: Option<u32>,

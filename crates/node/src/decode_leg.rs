@@ -100,6 +100,12 @@ impl DecodeLeg {
         let mut span = MeasuredSpan::new("decode.loop", joined, ended);
         let preemptions = KeyValue::new("baton.preemptions", i64::from(report.preemptions));
         span.attributes = vec![preemptions, KeyValue::new("baton.tokens", i64::from(self.token_count))];
+        if report.drafts.drafted > 0 {
+            let count = |name, tokens| KeyValue::new(name, i64::try_from(tokens).unwrap_or(i64::MAX));
+            let accepted = count("baton.accepted_tokens", report.drafts.accepted);
+            span.attributes
+                .extend([count("baton.drafted_tokens", report.drafts.drafted), accepted]);
+        }
         span.events = std::mem::take(&mut self.events).into();
         span.record_later(trace);
     }

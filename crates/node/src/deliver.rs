@@ -262,6 +262,8 @@ impl NodeLoop {
                 timings: report.timings,
                 cached_tokens: report.cached_tokens,
                 preemptions: report.preemptions,
+                drafted_tokens: report.drafts.drafted,
+                accepted_tokens: report.drafts.accepted,
                 kv_hashes: std::mem::take(&mut stream.kv_hashes),
                 kv_bytes: stream.decode.kv_bytes,
                 transport: stream.decode.transport.map_or("", TransportKind::name).to_owned(),

@@ -16,6 +16,7 @@ use service_runtime::metrics::vllm_node::PoolFacts;
 use service_runtime::metrics::{Role, raise, table};
 use serving_core::node::NodeStatus;
 use serving_core::request::LocalPrefillReason;
+use serving_core::scheduler::DraftCounts;
 use serving_core::stage::{Stage, StageTimings};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -100,6 +101,11 @@ impl Metrics {
     pub fn status(&self, status: &NodeStatus, stages: impl Iterator<Item = Stage>) {
         self.node.status(status, stages);
         self.count_fallbacks();
+    }
+
+    /// Called with the status.
+    pub fn drafts(&self, counts: DraftCounts) {
+        self.node.drafts(counts);
     }
 
     fn count_fallbacks(&self) {

@@ -52,6 +52,10 @@ pub enum NodeError {
     BeyondContext { max_model_tokens: u32, context: u32 },
     #[error("the system started no thread for the node: {0}; raise the process limit")]
     Thread(#[from] std::io::Error),
+    #[error(
+        "`speculative_tokens` needs an engine that checks guesses, and this one does not (GPUs do not); leave it out"
+    )]
+    Guesses,
     #[error("the transports cannot use the engine's device: {0}")]
     Device(#[from] DeviceFault),
 }
@@ -367,6 +371,9 @@ fn node_limits(settings: &NodeSettings, engine: &dyn Engine) -> Result<NodeLimit
     let (model, limits, kv) = (engine.model(), engine.limits(), engine.kv());
     let context = model.context_length;
     let max_model_tokens = settings.config.max_model_len.unwrap_or(context);
+    if settings.config.speculative_tokens > 0 && !engine.checks_guesses() {
+        return Err(NodeError::Guesses);
+    }
     if max_model_tokens > context {
         return Err(NodeError::BeyondContext {
             max_model_tokens,

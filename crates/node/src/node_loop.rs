@@ -305,6 +305,7 @@ impl NodeLoop {
             parts.metrics.push_queue(outgoing.handoffs.queue.waiting_blocks());
         }
         parts.metrics.status(&status, parts.scheduler.stages());
+        parts.metrics.drafts(parts.scheduler.draft_counts());
         parts.status.send_if_modified(|published| {
             let is_changed = *published != status;
             if is_changed {

@@ -68,6 +68,7 @@ impl NodeSettings {
         let target_ms = self.config.itl_target_ms;
         SchedulerConfig {
             step_target: target_ms.map(|target_ms| Duration::from_millis(target_ms.into())),
+            speculative_tokens: self.config.speculative_tokens,
             ..config
         }
     }

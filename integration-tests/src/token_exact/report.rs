@@ -109,6 +109,7 @@ async fn start(configuration: &Configuration) -> Result<TestCluster> {
     options.settings.max_num_batched_tokens = Some(configuration.chunk_tokens);
     options.settings.block_size = Some(configuration.block_tokens);
     options.settings.prefix_cache = Some(configuration.prefix_cache);
+    options.settings.speculative_tokens = Some(configuration.speculative_tokens);
     options.settings.kernel = Some(configuration.kernel.to_owned());
     // `shm` is the staged mode: without the secret that `up` draws nobody writes in place.
     let kind = configuration.transport.trim_end_matches("-direct");

@@ -27,6 +27,7 @@ mod reset_prefix_cache;
 mod same_tokens_as_one_node;
 mod several_coordinators;
 mod shared_weights;
+mod speculation;
 mod starts_by_hand;
 mod step_target;
 mod strangers;

@@ -287,12 +287,14 @@ fn token_batch() -> impl Strategy<Value = TokenBatch> {
 
 fn decode_event() -> impl Strategy<Value = DecodeEvent> {
     let transport = prop_oneof![Just(String::new()), label()];
-    let finished = (timings(), any::<(u32, u32, u64)>(), hashes(), transport).prop_map(
+    let finished = (timings(), any::<(u32, u32, u64, u64, u64)>(), hashes(), transport).prop_map(
         |(timings, numbers, kv_hashes, transport)| {
             DecodeEvent::Finished(DecodeFinished {
                 timings,
                 cached_tokens: numbers.0,
                 preemptions: numbers.1,
+                drafted_tokens: numbers.3,
+                accepted_tokens: numbers.4,
                 kv_hashes,
                 kv_bytes: numbers.2,
                 transport,

@@ -51,6 +51,9 @@ export function facts(r) {
     fact("KV transfer", ms(r.kv_transfer_ms)),
     fact("Attempts", number(r.attempts)),
     fact("Preemptions", number(r.preemptions)),
+    ...(r.drafted_tokens > 0
+      ? [fact("Guessed", count(r.drafted_tokens, "token"), `${number(r.accepted_tokens)} right`)]
+      : []),
   );
 }
 

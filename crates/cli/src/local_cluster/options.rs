@@ -138,6 +138,9 @@ pub struct ClusterSettings {
     /// How long a step may take while sequences decode, in milliseconds: prompts get what fits [default: prompts fill the step].
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub itl_target_ms: Option<u32>,
+    /// The most tokens that a running answer guesses at once from what was said before; the tokens stay the same [default: none].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub speculative_tokens: Option<u32>,
     /// Longest prompt and answer together, in tokens [default: what the model was trained for].
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
@@ -435,6 +438,7 @@ impl LocalClusterOptions {
         flags.set_some("max-num-seqs", &settings.max_num_seqs);
         flags.set_some("max-num-batched-tokens", &settings.max_num_batched_tokens);
         flags.set_some("itl-target-ms", &settings.itl_target_ms);
+        flags.set_some("speculative-tokens", &settings.speculative_tokens);
         flags.set_some("numerics", &settings.numerics);
         flags.set_some("kernel", &settings.kernel);
         flags.set_some("prefix-cache", &settings.prefix_cache);

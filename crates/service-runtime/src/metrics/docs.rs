@@ -33,7 +33,8 @@ const MISSING: &str = "
 - No label has one value per request, user or prompt. [Records](records.md) and traces show single requests.
 - `baton_stage_requests` has no `route`, `commit`, `first_token_return` and `egress`. The first two are moments, and the third
   is known only when it is over. `baton_itl_stalls_total{cause=\"egress_back_pressure\"}` shows clients that read slowly.
-- Of vLLM's: speculative decoding, LoRA, multi-modal and sleep metrics (baton has none of these); `nixl_*` and
+- Of vLLM's: `spec_decode_num_drafts` and its figures by position (guesses are counted by token); LoRA, multi-modal and sleep metrics
+  (baton has none of these); `nixl_*` and
   `external_prefix_cache_*` (KV travels another way, `baton_kv_transfer_*`); `num_requests_waiting_by_reason` (there is one
   reason: no room); `request_params_*`, `request_max_num_generation_tokens`, `prompt_tokens_by_source` and
   `estimated_*` (not measured); `kv_block_*` (blocks are counted by state, `baton_kv_blocks`); `http_*` (the access log).

@@ -11,6 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use serving_core::node::NodeStatus;
+use serving_core::scheduler::DraftCounts;
 use serving_core::stage::{Stage, StageTimings};
 
 use super::membership::MembershipGauges;
@@ -85,6 +86,8 @@ pub struct NodeMetrics {
     stage_seconds: Histograms<StageLabels>,
     stage_requests: Family<StageLabels, Gauge>,
     preemptions: Counter,
+    drafted: Counter,
+    accepted: Counter,
     prefix_queries: Counter,
     prefix_hits: Counter,
     transfer_seconds: Histograms<TransferLabels>,
@@ -110,6 +113,8 @@ impl NodeMetrics {
             stage_seconds: table::STAGE_SECONDS.new_histograms(),
             stage_requests: Family::default(),
             preemptions: Counter::default(),
+            drafted: Counter::default(),
+            accepted: Counter::default(),
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
             transfer_seconds: table::KV_TRANSFER_SECONDS.new_histograms(),
@@ -130,6 +135,8 @@ impl NodeMetrics {
         table::STAGE_SECONDS.register(registry, m.stage_seconds.clone());
         table::STAGE_REQUESTS.register(registry, m.stage_requests.clone());
         table::PREEMPTIONS.register(registry, m.preemptions.clone());
+        table::DRAFTED_TOKENS.register(registry, m.drafted.clone());
+        table::ACCEPTED_TOKENS.register(registry, m.accepted.clone());
         table::PREFIX_QUERIES.register(registry, m.prefix_queries.clone());
         table::PREFIX_HITS.register(registry, m.prefix_hits.clone());
         table::KV_TRANSFER_SECONDS.register(registry, m.transfer_seconds.clone());
@@ -175,6 +182,15 @@ impl NodeMetrics {
         set_stage_requests(&self.stage_requests, self.role, stages);
         if let Some(aliases) = &self.aliases {
             aliases.status(status);
+        }
+    }
+
+    /// Called with the status.
+    pub fn drafts(&self, counts: DraftCounts) {
+        raise(&self.drafted, counts.drafted);
+        raise(&self.accepted, counts.accepted);
+        if let Some(aliases) = &self.aliases {
+            aliases.drafts(counts);
         }
     }
 

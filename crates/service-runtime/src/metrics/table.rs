@@ -126,6 +126,8 @@ metrics! {
     BATCH_SIZE = Metric::histogram(("baton_batch_size", edges::STEP_SEQUENCES), Sequences, "Sequences of an engine step").on(NODES);
     STEP_SECONDS = Metric::histogram(("baton_step_seconds", edges::STEP), Seconds, "Time of an engine step").on(NODES);
     PREEMPTIONS = Metric::counter("baton_preemptions", Events, "Sequences evicted to free blocks; a prefill node never does").on(NODES);
+    DRAFTED_TOKENS = Metric::counter("baton_drafted_tokens", Tokens, "Tokens that running answers guessed (`--speculative-tokens`)").on(NODES);
+    ACCEPTED_TOKENS = Metric::counter("baton_accepted_tokens", Tokens, "Guessed tokens that were equal to the drawn ones").on(NODES);
     DEVICE_MEMORY = Metric::gauge("baton_device_memory_bytes", Bytes,
         "GPU memory when the engine had opened: what it has, and what was free; only on a node with a GPU").by(&[MEMORY_KIND]).on(NODES);
 

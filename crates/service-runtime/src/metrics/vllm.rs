@@ -54,6 +54,9 @@ metrics! {
         .by(OF_ENGINE).on(NODES);
     KV_USAGE_OLD = Metric::gauge("vllm:gpu_cache_usage_perc", Ratio, "Old name of kv_cache_usage_perc").by(OF_ENGINE).on(NODES);
     PREEMPTIONS = Metric::counter("vllm:num_preemptions", Events, "Sequences evicted to free blocks").by(OF_ENGINE).on(NODES);
+    DRAFTED_TOKENS = Metric::counter("vllm:spec_decode_num_draft_tokens", Tokens, "Tokens that running answers guessed").by(OF_ENGINE).on(NODES);
+    ACCEPTED_TOKENS = Metric::counter("vllm:spec_decode_num_accepted_tokens", Tokens, "Guessed tokens that were equal to the drawn ones")
+        .by(OF_ENGINE).on(NODES);
     PREFIX_QUERIES = Metric::counter("vllm:prefix_cache_queries", Tokens, "Prompt tokens looked up in the prefix cache").by(OF_ENGINE).on(NODES);
     PREFIX_QUERIES_OLD = Metric::counter("vllm:gpu_prefix_cache_queries", Tokens, "Old name of prefix_cache_queries").by(OF_ENGINE).on(NODES);
     PREFIX_HITS = Metric::counter("vllm:prefix_cache_hits", Tokens, "Prompt tokens found in the prefix cache").by(OF_ENGINE).on(NODES);

@@ -8,6 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serving_core::node::NodeStatus;
+use serving_core::scheduler::DraftCounts;
 use serving_core::scheduler::NodeLimits;
 
 use super::config::MetricsConfig;
@@ -66,6 +67,8 @@ pub(super) struct NodeAliases {
     waiting: Gauge,
     kv_usage: Share,
     preemptions: Counter,
+    drafted: Counter,
+    accepted: Counter,
     prefix_queries: Counter,
     prefix_hits: Counter,
     iteration_tokens: prometheus_client::metrics::histogram::Histogram,
@@ -106,6 +109,8 @@ impl NodeAliases {
             waiting: gauge(registry, &vllm::REQUESTS_WAITING),
             kv_usage: usage.get_or_create_owned(&labels),
             preemptions: counter(registry, &[vllm::PREEMPTIONS]),
+            drafted: counter(registry, &[vllm::DRAFTED_TOKENS]),
+            accepted: counter(registry, &[vllm::ACCEPTED_TOKENS]),
             prefix_queries: counter(registry, &[vllm::PREFIX_QUERIES, vllm::PREFIX_QUERIES_OLD]),
             prefix_hits: counter(registry, &[vllm::PREFIX_HITS, vllm::PREFIX_HITS_OLD]),
             iteration_tokens: iteration_tokens.get_or_create_owned(&labels),
@@ -119,6 +124,11 @@ impl NodeAliases {
         raise(&self.preemptions, status.preemptions_total);
         raise(&self.prefix_queries, status.prefix_query_tokens_total);
         raise(&self.prefix_hits, status.prefix_hit_tokens_total);
+    }
+
+    pub fn drafts(&self, counts: DraftCounts) {
+        raise(&self.drafted, counts.drafted);
+        raise(&self.accepted, counts.accepted);
     }
 
     pub fn step(&self, tokens: u32) {

@@ -7,7 +7,7 @@ use crate::scheduler::permits::growth_blocks;
 use crate::scheduler::push::Push;
 use crate::scheduler::refusal::check_request;
 use crate::scheduler::sequence::Sequence;
-use crate::scheduler::{Admission, Admitted, InvalidRequest, Quarantined, Refusal, Scheduler, Work};
+use crate::scheduler::{Admission, Admitted, DraftCounts, InvalidRequest, Quarantined, Refusal, Scheduler, Work};
 use crate::stage::StageTimings;
 use crate::time::Time;
 
@@ -157,6 +157,7 @@ impl Scheduler {
             choices,
             cached_tokens,
             preemptions: 0,
+            drafts: DraftCounts::default(),
             timings: StageTimings::default(),
             admitted_at: now,
             step_at_admission: match self.plan.is_empty() {
@@ -202,6 +203,7 @@ impl Scheduler {
             choices.push(Choice {
                 sequence,
                 state: ChoiceState::Waiting,
+                draft_tokens: self.config.speculative_tokens,
             });
         }
         choices

@@ -119,6 +119,7 @@ impl Scheduler {
                 timings: entry.timings.clone(),
                 cached_tokens: entry.cached_tokens,
                 preemptions: entry.preemptions,
+                drafts: entry.drafts,
             });
             let key = entry.key;
             Some(SchedulerEvent::Finished { key, report })

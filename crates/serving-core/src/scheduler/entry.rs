@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::ids::TransferId;
 use crate::kv::BlockPool;
 use crate::request::{AttemptKey, Request};
-use crate::scheduler::SchedulerEvent;
 use crate::scheduler::push::Push;
 use crate::scheduler::sequence::Sequence;
+use crate::scheduler::{DraftCounts, SchedulerEvent};
 use crate::stage::{Stage, StageTimings};
 use crate::time::Time;
 
@@ -55,6 +55,8 @@ pub(super) enum ChoiceState {
 pub(super) struct Choice {
     pub sequence: Sequence,
     pub state: ChoiceState,
+    /// The most tokens that it guesses at once.
+    pub draft_tokens: u32,
 }
 
 /// What follows the first tokens of a prompt that is computed here.
@@ -75,6 +77,7 @@ pub(super) struct Entry {
     pub choices: Vec<Choice>,
     pub cached_tokens: u32,
     pub preemptions: u32,
+    pub drafts: DraftCounts,
     pub timings: StageTimings,
     pub admitted_at: Time,
     pub step_at_admission: StepAtAdmission,

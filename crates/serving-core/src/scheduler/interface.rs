@@ -145,12 +145,23 @@ pub enum Outcome {
     Complete,
 }
 
+/// What guesses have brought to a request, or to a node since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftCounts {
+    /// Guessed and computed.
+    pub drafted: u64,
+    /// Equal to the token that was drawn.
+    pub accepted: u64,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     pub outcome: Outcome,
     pub timings: StageTimings,
     pub cached_tokens: u32,
     pub preemptions: u32,
+    /// Guesses of this request's tokens.
+    pub drafts: DraftCounts,
 }
 
 /// One drawn token, in the order of the plan's draws.

@@ -3,6 +3,7 @@
 //! Read first: `README.md` here; then `interface`, and the way of a request: `admission`, `step`, `step_results`, `ending`.
 
 mod admission;
+mod drafts;
 mod ending;
 mod entry;
 mod handoff_in;
@@ -45,8 +46,8 @@ use step_cost::StepCost;
 
 pub use handoff_in::{Commit, CommitError};
 pub use interface::{
-    Admission, Admitted, Outcome, PushBlock, PushEnd, PushPlan, Report, SampledToken, SamplingFailed, SchedulerEvent,
-    Work,
+    Admission, Admitted, DraftCounts, Outcome, PushBlock, PushEnd, PushPlan, Report, SampledToken, SamplingFailed,
+    SchedulerEvent, Work,
 };
 pub use refusal::{InvalidRequest, MOST_CHOICES, NodeFailure, Refusal};
 pub use status::{BlockHolder, BlockReport, HoldCounts};
@@ -111,6 +112,8 @@ pub struct SchedulerConfig {
     /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what earlier steps took, and at
     /// least a block. `None`: as many as `max_batch_tokens` leaves.
     pub step_target: Option<Duration>,
+    /// The most tokens that a sequence guesses at once, see `drafts.rs`. 0: it guesses none.
+    pub speculative_tokens: u32,
 }
 
 /// A hold that progress restarts ends after this many times its length all the same, or with its request's deadline: a decode
@@ -129,6 +132,7 @@ impl SchedulerConfig {
             reservation: Duration::ZERO,
             last_chunk_tokens,
             step_target: None,
+            speculative_tokens: 0,
         }
     }
 
@@ -143,6 +147,7 @@ impl SchedulerConfig {
             reservation,
             last_chunk_tokens: None,
             step_target: None,
+            speculative_tokens: 0,
         }
     }
 }
@@ -172,6 +177,7 @@ pub struct Scheduler {
     prefix_query_tokens: u64,
     prefix_hit_tokens: u64,
     preemptions: u64,
+    drafts: DraftCounts,
     computed_tokens: u64,
 }
 
@@ -196,6 +202,7 @@ impl Scheduler {
             prefix_query_tokens: 0,
             prefix_hit_tokens: 0,
             preemptions: 0,
+            drafts: DraftCounts::default(),
             computed_tokens: 0,
         };
         scheduler.grant();
@@ -215,6 +222,10 @@ impl Scheduler {
     /// As [`BlockPool::reset_prefix_cache`]. What a step computes or a peer reads is in use, so this may come at any time.
     pub fn reset_prefix_cache(&mut self) -> CacheReset {
         self.pool.reset_prefix_cache()
+    }
+    /// Guesses since the start.
+    pub fn draft_counts(&self) -> DraftCounts {
+        self.drafts
     }
     pub fn pool(&self) -> &BlockPool {
         &self.pool

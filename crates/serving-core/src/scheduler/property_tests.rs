@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::test_kit::{FakeKv, key, limits, model, request, sample};
+use super::test_kit::{FakeKv, Model, key, limits, model, repetitive, request, sample, sample_by};
 use super::*;
 use crate::ids::{Attempt, BlockId, ChoiceIndex, NodeEpoch, OutputIndex, TokenId, TransferId};
 use crate::kv::prefix_log::{PrefixLog, PrefixReport};
@@ -72,7 +72,7 @@ fn make_request(id: u128, op: &Op) -> Option<(Request, bool)> {
     Some((made, *is_local))
 }
 
-fn history_of(request: &Request, choice: ChoiceIndex, outputs: usize) -> Vec<TokenId> {
+fn history_of(model: Model, (request, choice): (&Request, ChoiceIndex), outputs: usize) -> Vec<TokenId> {
     let mut history = request.prompt.to_vec();
     for _ in 0..outputs {
         history.push(model(&history, choice));
@@ -83,6 +83,7 @@ fn history_of(request: &Request, choice: ChoiceIndex, outputs: usize) -> Vec<Tok
 /// One decode node with its peers, all scripted.
 struct DecodeWorld {
     scheduler: Scheduler,
+    model: Model,
     log: PrefixLog,
     kv: FakeKv,
     now: Time,
@@ -95,13 +96,19 @@ struct DecodeWorld {
 }
 
 impl DecodeWorld {
-    fn new(prefix_cache: bool) -> Self {
+    /// With guesses, and a model whose text can be guessed, or without.
+    fn new(prefix_cache: bool, guesses: bool) -> Self {
         let limits = NodeLimits {
             prefix_cache,
             ..limits(BLOCKS)
         };
+        let config = SchedulerConfig {
+            speculative_tokens: if guesses { 4 } else { 0 },
+            ..SchedulerConfig::decode(limits, Duration::from_secs(5))
+        };
         Self {
-            scheduler: Scheduler::new(SchedulerConfig::decode(limits, Duration::from_secs(5))),
+            scheduler: Scheduler::new(config),
+            model: if guesses { repetitive } else { model },
             log: PrefixLog::default(),
             kv: FakeKv::new(&limits),
             now: Time::ZERO,
@@ -194,7 +201,7 @@ impl DecodeWorld {
         let firsts = (0..request.choice_count).map(|choice| TokenEvent {
             choice: ChoiceIndex(choice),
             index: OutputIndex(0),
-            token: model(&request.prompt, ChoiceIndex(choice)),
+            token: (self.model)(&request.prompt, ChoiceIndex(choice)),
             logprobs: None,
             finish: None,
         });
@@ -235,7 +242,7 @@ impl DecodeWorld {
             return;
         };
         self.kv.run(&plan);
-        let mut sampled = sample(&plan, &limits);
+        let mut sampled = sample_by(self.model, &plan, &limits);
         if breaks {
             self.scheduler.step_failed("the test breaks it");
         } else {
@@ -308,7 +315,7 @@ impl DecodeWorld {
         let produced = self.produced.entry((key, event.choice)).or_default();
         assert_eq!(event.index.0, *produced, "each index once and in order");
         *produced += 1;
-        let history = history_of(request, event.choice, *produced as usize);
+        let history = history_of(self.model, (request, event.choice), *produced as usize);
         assert_eq!(
             Some(&event.token),
             history.last(),
@@ -536,8 +543,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn decode_node_conserves_blocks_and_tokens(ops in proptest::collection::vec(op(), 1..120), prefix_cache: bool) {
-        let mut world = DecodeWorld::new(prefix_cache);
+    fn decode_node_conserves_blocks_and_tokens(
+        ops in proptest::collection::vec(op(), 1..120),
+        prefix_cache: bool,
+        guesses: bool,
+    ) {
+        let mut world = DecodeWorld::new(prefix_cache, guesses);
         for op in &ops {
             world.apply(op);
         }

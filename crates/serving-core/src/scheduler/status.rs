@@ -95,7 +95,7 @@ impl Scheduler {
     }
 
     /// Free and cached blocks less one for each sequence that has no growth left: those come before new requests.
-    fn grantable_blocks(&self) -> u64 {
+    pub(super) fn grantable_blocks(&self) -> u64 {
         let growing = self.entries.values().filter(|entry| entry.is_committed());
         let promised = growing
             .flat_map(|entry| &entry.choices)

@@ -42,6 +42,7 @@ impl Scheduler {
             self.plan_short_prompts(now, &mut budget, step_tokens);
         }
         self.plan_prompts(now, &mut budget, is_alone);
+        self.plan_drafts(budget);
         self.grant();
         self.step_began = self.config.step_target.map(|_| now);
         self.running_step()
@@ -168,6 +169,8 @@ impl Entry {
             token_count,
             logits,
             draws,
+            drafts: 0,
+            draft_start: 0,
             serial,
         }
     }

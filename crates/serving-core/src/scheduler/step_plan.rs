@@ -25,13 +25,24 @@ pub struct PlannedRow {
     pub logits: RowLogits,
     /// How many tokens are drawn from the last row: 0, 1, or one per choice after the last prompt chunk.
     pub draws: u32,
+    /// Guessed tokens at the end of its tokens, see `drafts.rs`. One token is drawn before the first and one after each.
+    pub drafts: u32,
+    /// Where the sequence says what is guessed.
+    pub(super) draft_start: u32,
     /// Where the scheduler finds the sequence.
     pub(super) serial: u64,
 }
 
+impl PlannedRow {
+    /// Of a prompt, or of what a preempted sequence computes again: more than a newest token and guesses.
+    pub(super) fn is_chunk(&self) -> bool {
+        self.token_count > 1 + self.drafts
+    }
+}
+
 /// Tokens of prompts, or of what preempted sequences compute again.
 pub(super) fn prompt_tokens(rows: &[PlannedRow]) -> u32 {
-    let chunks = rows.iter().filter(|row| row.token_count > 1);
+    let chunks = rows.iter().filter(|row| row.is_chunk());
     chunks.map(|row| row.token_count).sum()
 }
 
@@ -65,11 +76,18 @@ impl<'a> StepPlan<'a> {
     pub fn prompt_token_count(&self) -> u32 {
         prompt_tokens(self.rows)
     }
-    /// Tokens to feed; they occupy positions `first_position..`.
+    /// Tokens to feed; they occupy positions `first_position..`, and [`StepPlan::drafts`] follow them.
     pub fn tokens(&self, row: usize) -> &'a [TokenId] {
         let planned = &self.rows[row];
         let from = planned.first_position as usize;
-        &self.source.sequence(planned).0.tokens[from..from + planned.token_count as usize]
+        let known = planned.token_count - planned.drafts;
+        &self.source.sequence(planned).0.tokens[from..from + known as usize]
+    }
+    /// Guessed tokens to feed behind the others.
+    pub fn drafts(&self, row: usize) -> &'a [TokenId] {
+        let planned = &self.rows[row];
+        let from = planned.draft_start as usize;
+        &self.source.sequence(planned).0.tokens[from..from + planned.drafts as usize]
     }
     pub fn block_table(&self, row: usize) -> &'a [BlockId] {
         self.source.sequence(&self.rows[row]).0.table.ids()
@@ -87,7 +105,8 @@ impl<'a> StepPlan<'a> {
         let (sequence, request) = self.source.sequence(&self.rows[row]);
         sequence.next_output(request.client_prompt_tokens)
     }
-    /// Choices that draw from this row, in the order their tokens must be given back.
+    /// Choices that draw from this row, in the order their tokens must be given back. With drafts it is one choice, which draws from
+    /// the last token that is no draft and from each draft.
     pub fn draws(&self, row: usize) -> impl Iterator<Item = ChoiceIndex> + use<> {
         let planned = &self.rows[row];
         (planned.choice.0..planned.choice.0 + planned.draws).map(ChoiceIndex)

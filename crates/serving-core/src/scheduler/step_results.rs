@@ -11,13 +11,15 @@ use crate::scheduler::{NodeFailure, Outcome, PlannedRow, SampledToken, Scheduler
 use crate::stage::Stage;
 use crate::time::Time;
 
+pub(super) const ALL_DRAWS: &str = "the shell must give back every draw of the plan";
+
 impl Scheduler {
     /// The step ran. `sampled` holds the plan's draws in order and is emptied.
     pub fn step_done(&mut self, now: Time, sampled: &mut Vec<SampledToken>) {
         let mut plan = std::mem::take(&mut self.plan);
         if let Some(began) = self.step_began.take() {
             let prompt_tokens = prompt_tokens(&plan);
-            let decode_rows = plan.iter().filter(|row| row.token_count == 1).count() as u32;
+            let decode_rows = plan.iter().filter(|row| !row.is_chunk()).count() as u32;
             let size = StepSize {
                 decode_rows,
                 prompt_tokens,
@@ -59,15 +61,15 @@ impl Scheduler {
     }
 
     fn row_done(&mut self, now: Time, row: &PlannedRow, tokens: &mut impl Iterator<Item = SampledToken>) {
-        const ALL_DRAWS: &str = "the shell must give back every draw of the plan";
         // A request that was ended while the step ran takes nothing from it.
         let is_ending = self.is_ending(row.serial);
         let Some(entry) = self.entries.get_mut(&row.serial).filter(|_| !is_ending) else {
-            tokens.take(row.draws as usize).for_each(drop);
+            let draws = row.draws * (1 + row.drafts);
+            tokens.take(draws as usize).for_each(drop);
             return;
         };
         let sequence = &mut entry.choices[row.choice.0 as usize].sequence;
-        sequence.computed += row.token_count;
+        sequence.computed += row.token_count - row.drafts;
         if let Phase::Prompt { .. } = entry.phase {
             sequence.publish(&mut self.pool);
             let is_whole = sequence.pending() == 0;
@@ -77,6 +79,8 @@ impl Scheduler {
                 assert_eq!(drawn.len(), row.draws as usize, "{ALL_DRAWS}");
                 self.prompt_done(now, row.serial, drawn);
             }
+        } else if row.drafts > 0 {
+            self.drafts_done(now, row, tokens);
         } else if row.draws > 0 {
             self.token_drawn(now, row.serial, tokens.next().expect(ALL_DRAWS));
         }
@@ -180,7 +184,7 @@ impl Scheduler {
         self.finish_when_done(serial, None);
     }
 
-    fn token_drawn(&mut self, now: Time, serial: u64, drawn: SampledToken) {
+    pub(super) fn token_drawn(&mut self, now: Time, serial: u64, drawn: SampledToken) {
         let SampledToken {
             choice,
             token,

@@ -67,8 +67,25 @@ pub fn model(history: &[TokenId], choice: ChoiceIndex) -> TokenId {
     TokenId((mixed >> 32) as u32 % VOCAB)
 }
 
-/// Draws for a whole plan. Checks on the way that the plan is one an engine would take.
+/// The token that follows a history in a choice.
+pub type Model = fn(&[TokenId], ChoiceIndex) -> TokenId;
+
+/// A model whose text mostly says again what it said three tokens before.
+pub fn repetitive(history: &[TokenId], choice: ChoiceIndex) -> TokenId {
+    let fresh = model(history, choice);
+    match history.len().checked_sub(3) {
+        Some(before) if !fresh.0.is_multiple_of(6) => history[before],
+        _ => fresh,
+    }
+}
+
+/// As [`sample_by`], of [`model`].
 pub fn sample(plan: &StepPlan<'_>, limits: &NodeLimits) -> Vec<SampledToken> {
+    sample_by(model, plan, limits)
+}
+
+/// Draws for a whole plan. Checks on the way that the plan is one an engine would take.
+pub fn sample_by(model: Model, plan: &StepPlan<'_>, limits: &NodeLimits) -> Vec<SampledToken> {
     let mut sampled = Vec::new();
     assert!(plan.token_count() <= limits.max_batch_tokens, "over the token budget");
     assert!(
@@ -85,16 +102,21 @@ pub fn sample(plan: &StepPlan<'_>, limits: &NodeLimits) -> Vec<SampledToken> {
             assert!(written.insert(*block), "two sequences write block {block}");
         }
         let (prompt, outputs) = plan.history(i);
-        let history: Vec<TokenId> = prompt.iter().chain(outputs).copied().collect();
+        let mut history: Vec<TokenId> = prompt.iter().chain(outputs).copied().collect();
         for choice in plan.draws(i) {
-            assert_eq!(end as usize, history.len(), "a draw before the history is fed");
-            let token = Ok(model(&history, choice));
-            sampled.push(SampledToken {
-                row: i as u32,
-                choice,
-                token,
-                logprobs: None,
-            });
+            let fed = (end - row.drafts) as usize;
+            assert_eq!(fed, history.len(), "a draw before the history is fed");
+            for drafts in 0..=plan.drafts(i).len() {
+                history.truncate(fed);
+                history.extend_from_slice(&plan.drafts(i)[..drafts]);
+                let token = Ok(model(&history, choice));
+                sampled.push(SampledToken {
+                    row: i as u32,
+                    choice,
+                    token,
+                    logprobs: None,
+                });
+            }
         }
     }
     sampled
@@ -135,7 +157,7 @@ impl FakeKv {
         for (i, row) in plan.rows().iter().enumerate() {
             let (prompt, outputs) = plan.history(i);
             let table = plan.block_table(i);
-            let history = prompt.iter().chain(outputs);
+            let history = prompt.iter().chain(outputs).chain(plan.drafts(i));
             for (position, token) in history
                 .enumerate()
                 .take((row.first_position + row.token_count) as usize)
