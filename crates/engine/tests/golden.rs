@@ -3,7 +3,7 @@
 //! Thresholds are those of `integration-tests/data/golden/README.md`. "Decode path" is one row a step for
 //! every output, after the prompt in chunks. The default run takes only the short cases for exact arithmetic, and all but the longest
 //! for 8-bit inputs; `BATON_FULL=1` takes all. The cluster's tests (`goldens.rs`) take over HTTP what they can in the time: all for
-//! 8-bit inputs, all but the two longest for exact arithmetic. They also run freely.
+//! 8-bit inputs, all but the four longest for exact arithmetic. They also run freely.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]

@@ -8,10 +8,10 @@ use integration_tests::token_exact::Prompts;
 use integration_tests::token_exact::report::{self, HEADER, Row};
 
 /// The longest is one of several chunks of each configuration, and of many blocks. The full run goes to 2,000 tokens, which
-/// took more than a minute of each run of all tests, and 1,100 took half a minute.
+/// took more than a minute of each run of all tests.
 const PROMPTS: Prompts = Prompts {
     count: 4,
-    tokens_max: 700,
+    tokens_max: 560,
 };
 
 #[tokio::test(flavor = "multi_thread")]
