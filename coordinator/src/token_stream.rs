@@ -180,8 +180,9 @@ impl RequestStream {
         }
         s.clock.node_reported(&finished.timings);
         s.summary.preemptions += finished.preemptions;
-        s.summary.drafted_tokens += finished.drafted_tokens;
-        s.summary.accepted_tokens += finished.accepted_tokens;
+        let summary = &mut s.summary;
+        summary.drafted_tokens = summary.drafted_tokens.saturating_add(finished.drafted_tokens);
+        summary.accepted_tokens = summary.accepted_tokens.saturating_add(finished.accepted_tokens);
         if s.summary.kv_bytes == 0 {
             s.summary.kv_bytes = finished.kv_bytes;
         }

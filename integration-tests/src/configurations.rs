@@ -16,7 +16,7 @@ pub struct Configuration {
     /// The only transport the nodes have: what cannot use it fails instead of falling back. `shm` is its staged mode,
     /// `shm-direct` the other one.
     pub transport: &'static str,
-    /// `--speculative-tokens`. In half of the rows, beside each topology and each kernel.
+    /// `--speculative-tokens`.
     pub speculative_tokens: u32,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Configuration {
 }
 
 /// Row 0 is the baseline: one co-located node. `auto` is the best kernel of the machine (AVX-512 VNNI where there is one).
-/// Eight rows cover all pairs of {topology 4} x {2} x {2} x {2} x {2 kernels} x {2 transports} x {2 block sizes}; the
+/// Eight rows cover all pairs of {topology 4} x {2} x {2} x {2} x {2 kernels} x {2 transports} x {2 block sizes} x {guesses or none}; the
 /// portable kernel, slow by design, has a row of its own in `PORTABLE`.
 pub const PAIRWISE: [Configuration; 8] = [
     BASELINE,
@@ -94,13 +94,13 @@ pub const PAIRWISE: [Configuration; 8] = [
         threads: 2,
         prefix_cache: true,
         kernel: "avx2",
-        speculative_tokens: 4,
         ..BASELINE
     },
     Configuration {
         block_tokens: 32,
         topology: "2p2d",
         transport: "shm",
+        speculative_tokens: 4,
         ..BASELINE
     },
 ];
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn factors(c: &Configuration) -> [String; 7] {
+    fn factors(c: &Configuration) -> [String; 8] {
         [
             c.topology.to_owned(),
             c.chunk_tokens.to_string(),
@@ -163,14 +163,15 @@ mod tests {
             c.kernel.to_owned(),
             c.transport.to_owned(),
             c.block_tokens.to_string(),
+            c.speculative_tokens.to_string(),
         ]
     }
 
     #[test]
     fn every_pair_of_settings_occurs_together() {
-        let rows: Vec<[String; 7]> = PAIRWISE.iter().map(factors).collect();
-        for a in 0..7 {
-            for b in a + 1..7 {
+        let rows: Vec<[String; 8]> = PAIRWISE.iter().map(factors).collect();
+        for a in 0..8 {
+            for b in a + 1..8 {
                 let left: BTreeSet<_> = rows.iter().map(|r| r[a].clone()).collect();
                 let right: BTreeSet<_> = rows.iter().map(|r| r[b].clone()).collect();
                 let seen: BTreeSet<_> = rows.iter().map(|r| (r[a].clone(), r[b].clone())).collect();

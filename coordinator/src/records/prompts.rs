@@ -44,8 +44,8 @@ impl RequestSummary {
         for one in all {
             whole.cached_tokens += one.cached_tokens;
             whole.preemptions += one.preemptions;
-            whole.drafted_tokens += one.drafted_tokens;
-            whole.accepted_tokens += one.accepted_tokens;
+            whole.drafted_tokens = whole.drafted_tokens.saturating_add(one.drafted_tokens);
+            whole.accepted_tokens = whole.accepted_tokens.saturating_add(one.accepted_tokens);
             whole.kv_bytes += one.kv_bytes;
             whole.attempts = whole.attempts.max(one.attempts);
             whole.failed_legs.extend_from_slice(&one.failed_legs);

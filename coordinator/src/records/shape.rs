@@ -48,10 +48,6 @@ impl RecordState {
     }
 }
 
-fn is_zero(count: &u64) -> bool {
-    *count == 0
-}
-
 /// Where and how a prompt was served. Records and answers show it alike.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -67,10 +63,11 @@ pub struct Serving {
     pub attempts: u32,
     pub preemptions: u32,
     /// Tokens that the decode node guessed (`--speculative-tokens`), and how many of them were right.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub drafted_tokens: u64,
-    #[serde(skip_serializing_if = "is_zero")]
-    pub accepted_tokens: u64,
+    /// `None` where nothing was guessed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafted_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_tokens: Option<u64>,
     pub transport: Option<String>,
     pub kv_bytes: u64,
     /// From the first KV byte sent to the last one acknowledged. It overlaps with prefill.
@@ -80,6 +77,7 @@ pub struct Serving {
 impl Serving {
     pub fn of(placement: Option<&Placement>, summary: &RequestSummary, (prompt, output): (u32, u32)) -> Self {
         let node = |name: &Option<NodeName>| name.as_ref().map(ToString::to_string);
+        let guessed = Some(summary).filter(|summary| summary.drafted_tokens > 0);
         Self {
             prompt_tokens: prompt,
             output_tokens: output,
@@ -92,8 +90,8 @@ impl Serving {
                 .map(|reason| reason.name().into()),
             attempts: summary.attempts,
             preemptions: summary.preemptions,
-            drafted_tokens: summary.drafted_tokens,
-            accepted_tokens: summary.accepted_tokens,
+            drafted_tokens: guessed.map(|summary| summary.drafted_tokens),
+            accepted_tokens: guessed.map(|summary| summary.accepted_tokens),
             transport: summary.transport.clone(),
             kv_bytes: summary.kv_bytes,
             kv_transfer_ms: summary.transport.is_some().then(|| ms(summary.transfer)),
@@ -383,7 +381,7 @@ pub fn slow_because(s: &Summary, (stages, clock_error): (&StageTimings, Duration
             ms(*took)
         ));
     }
-    let gap = s.itl_p50_ms.or(s.tpot_ms)?;
+    let gap = s.tpot_ms.or(s.itl_p50_ms)?;
     Some(format!("{} output tokens at {gap:.1} ms each", s.serving.output_tokens))
 }
 

@@ -105,6 +105,8 @@ impl Gap {
 #[derive(Clone, Debug, Default)]
 pub struct Gaps {
     lengths_us: Vec<u32>,
+    /// How many of the lengths are between tokens that one message of the node brought: there is nearly no time between them.
+    within_messages: usize,
     longest: Vec<Gap>,
     max: Duration,
 }
@@ -131,6 +133,7 @@ impl Gaps {
         if self.lengths_us.len() < GAPS_KEPT {
             self.lengths_us
                 .push(u32::try_from(length.as_micros()).unwrap_or(u32::MAX));
+            self.within_messages += usize::from(before.times.received_at == after.times.received_at);
         }
         if length < STALL_MIN {
             return;
@@ -161,9 +164,17 @@ impl Gaps {
         Some(Duration::from_micros(u64::from(*length)))
     }
 
+    /// The median of the gaps between messages. Where answers guess their tokens (`--speculative-tokens`), most gaps may be within one.
+    fn usual_step(&self) -> Option<Duration> {
+        let between = self.count() - self.within_messages;
+        // Those within a message are the shortest ones.
+        let share = (self.within_messages as f64 + between as f64 / 2.0) / self.count() as f64;
+        self.quantile(share).filter(|_| between >= GAPS_MIN)
+    }
+
     /// The stalls in the order in which they happened. `facts` are those of a choice.
     pub fn stalls<'a>(&self, facts: impl Fn(u32) -> StallFacts<'a>) -> Vec<Stall> {
-        let Some(median) = self.quantile(0.5).filter(|_| self.count() >= GAPS_MIN) else {
+        let Some(median) = self.usual_step() else {
             return Vec::new();
         };
         let line = (median * STALL_OVER_MEDIAN).max(STALL_MIN);

@@ -139,3 +139,31 @@ fn an_even_stream_has_no_stall_and_a_long_one_keeps_its_longest() {
     assert_eq!(gaps.max(), Some(ms(1_060)));
     assert!(stalls.is_sorted_by_key(|stall| stall.ended_at));
 }
+
+#[test]
+fn tokens_that_come_together_make_no_stall_of_the_steps_between_them() {
+    let start = Instant::now();
+    let no_facts = StageTimings::default();
+    let facts = StallFacts {
+        stages: &no_facts,
+        prefill_node: None,
+        decode_node: None,
+    };
+    let stalls_of = |last_step: u64| {
+        let mut gaps = Gaps::default();
+        let mut before = left(start, [0, 0, 0], step(25, 0, 0));
+        let (mut token, mut at) = (0, 0);
+        for took in [vec![25; 20], vec![last_step]].concat() {
+            at += took;
+            for _ in 0..3 {
+                let after = left(start, [at, at, at], step(took, 0, 0));
+                token += 1;
+                gaps.add((0, token), before, after);
+                before = after;
+            }
+        }
+        gaps.stalls(|_| facts).len()
+    };
+    assert_eq!(stalls_of(25), 0);
+    assert_eq!(stalls_of(150), 1);
+}

@@ -141,7 +141,7 @@ pub trait HostEngine: Send {
     fn step(&mut self, batch: &[SequenceRows<'_>], sink: &mut dyn LogitsSink) -> Result<(), EngineError>;
 }
 
-/// The rows of one sequence in a step: a chunk of its prompt, or its one decode row.
+/// The rows of one sequence in a step: a chunk of its prompt, or its newest token and guesses.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceRows<'a> {
     /// At least one; they occupy positions `first_position..`.
@@ -169,7 +169,7 @@ pub enum LogitsWanted {
     None,
     /// The row that predicts the next token.
     Last,
-    /// `echo` with logprobs.
+    /// `echo` with logprobs, and a decode row with guesses.
     All,
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serving_core::ids::{Attempt, NodeEpoch, RequestId, TokenId};
-use serving_core::request::{Lane, Request, SamplingParams, StopConditions};
-use serving_core::scheduler::{Admission, NodeLimits, Scheduler, SchedulerConfig, SchedulerEvent, Work};
+use serving_core::request::{Lane, Request, SamplingParams, StopConditions, TokenEvent};
+use serving_core::scheduler::{Admission, DraftCounts, NodeLimits, Scheduler, SchedulerConfig, SchedulerEvent, Work};
 use serving_core::time::Time;
 
 use super::*;
@@ -13,7 +13,7 @@ use crate::{EngineLimits, KvDtype, KvGeometry, StandInConfig, StandInEngine};
 
 const VOCAB: u32 = 300;
 
-fn engine(limits: EngineLimits) -> impl Engine {
+fn engine(limits: EngineLimits, vocab_size: u32) -> impl Engine {
     let geometry = KvGeometry {
         layer_count: 2,
         kv_head_count: 1,
@@ -23,7 +23,7 @@ fn engine(limits: EngineLimits) -> impl Engine {
     };
     let config = StandInConfig {
         geometry,
-        vocab_size: VOCAB,
+        vocab_size,
         context_length: 1000,
         block_count: 40,
         kv_backing: Default::default(),
@@ -64,13 +64,31 @@ fn request(prompt: u32, max_tokens: u32) -> Request {
     }
 }
 
+/// What the model may say, and how many tokens an answer guesses at once.
+#[derive(Clone, Copy)]
+struct Setting {
+    vocab_size: u32,
+    speculative_tokens: u32,
+}
+
 /// Tokens per choice, and positions of the prompt that were scored.
 fn run(request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenId>>, Vec<u32>) {
+    let setting = Setting {
+        vocab_size: VOCAB,
+        speculative_tokens: 0,
+    };
+    let (events, scored, _) = run_in(setting, request, max_batch_tokens);
+    let tokens = |choice: &Vec<TokenEvent>| choice.iter().map(|event| event.token).collect();
+    (events.iter().map(tokens).collect(), scored)
+}
+
+/// The same with all that is told of a token, and what guesses have brought.
+fn run_in(setting: Setting, request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenEvent>>, Vec<u32>, DraftCounts) {
     let engine_limits = EngineLimits {
         max_batch_tokens,
         max_sequences: 8,
     };
-    let mut engine = engine(engine_limits);
+    let mut engine = engine(engine_limits, setting.vocab_size);
     let mut step = Step::default();
     let limits = NodeLimits {
         kv_blocks: 40,
@@ -78,10 +96,13 @@ fn run(request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenId>>, Vec<u32>)
         max_batch_tokens,
         max_sequences: 8,
         max_model_tokens: 1000,
-        vocab_size: VOCAB,
+        vocab_size: setting.vocab_size,
         prefix_cache: true,
     };
-    let mut scheduler = Scheduler::new(SchedulerConfig::decode(limits, Duration::from_secs(5)));
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        speculative_tokens: setting.speculative_tokens,
+        ..SchedulerConfig::decode(limits, Duration::from_secs(5))
+    });
     let mut tokens = vec![Vec::new(); request.choice_count as usize];
     let mut scored = Vec::new();
     let admission = Admission {
@@ -104,7 +125,7 @@ fn run(request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenId>>, Vec<u32>)
         scheduler.step_done(Time::ZERO, &mut output.sampled);
         while let Some(event) = scheduler.take_event() {
             match event {
-                SchedulerEvent::Token { event, .. } => tokens[event.choice.0 as usize].push(event.token),
+                SchedulerEvent::Token { event, .. } => tokens[event.choice.0 as usize].push(event),
                 SchedulerEvent::CopyBlock { from, to, .. } => {
                     engine.kv().copy_block(from, to).expect("both are ours");
                 }
@@ -112,7 +133,7 @@ fn run(request: Request, max_batch_tokens: u32) -> (Vec<Vec<TokenId>>, Vec<u32>)
             }
         }
     }
-    (tokens, scored)
+    (tokens, scored, scheduler.draft_counts())
 }
 
 #[test]
@@ -143,4 +164,52 @@ fn every_prompt_token_but_the_first_is_scored_once() {
     let (tokens, scored) = run(echo, 16);
     assert_eq!(scored, (1..50).collect::<Vec<u32>>());
     assert!(tokens[0].is_empty());
+}
+
+/// Of three tokens a guess is right now and then, whatever is drawn.
+#[test]
+fn guesses_change_neither_tokens_nor_logprobs() {
+    let of_three = |change: fn(&mut Request)| {
+        let mut request = request(50, 80);
+        request.prompt = (0..50).map(|i| TokenId(i * 7 % 3)).collect();
+        change(&mut request);
+        request
+    };
+    for (what, request) in [
+        ("sampled", of_three(|_| {})),
+        ("greedy", of_three(|request| request.sampling.temperature = 0.0)),
+        ("logprobs", of_three(|request| request.logprobs = Some(2))),
+        ("three choices", of_three(|request| request.choice_count = 3)),
+        (
+            "min_tokens",
+            of_three(|request| {
+                request.stop.min_tokens = 60;
+                request.stop.end_tokens = vec![TokenId(2)];
+            }),
+        ),
+        (
+            "penalties",
+            of_three(|request| {
+                request.sampling.repetition_penalty = 1.2;
+                request.sampling.frequency_penalty = 0.1;
+                request.sampling.presence_penalty = 0.3;
+            }),
+        ),
+        ("echo", of_three(|request| request.prompt_logprobs = Some(1))),
+    ] {
+        let outcome = |speculative_tokens| {
+            let setting = Setting {
+                vocab_size: 3,
+                speculative_tokens,
+            };
+            run_in(setting, request.clone(), 64)
+        };
+        let ((tokens, scored, none), (with, with_scored, counts)) = (outcome(0), outcome(6));
+        assert_eq!((with, with_scored), (tokens, scored), "{what}");
+        assert_eq!(none, DraftCounts::default());
+        assert!(
+            counts.accepted > 5 && counts.accepted < counts.drafted,
+            "{what}: {counts:?}"
+        );
+    }
 }

@@ -21,7 +21,7 @@ pub struct Step {
     allowed: Option<Arc<dyn AllowedTokens>>,
 }
 
-/// Rows of one sequence: a chunk of its prompt, or its one decode row.
+/// Rows of one sequence: a chunk of its prompt, or its newest token and guesses.
 #[derive(Debug)]
 pub struct StepRow {
     /// Its place in the step.
@@ -30,7 +30,7 @@ pub struct StepRow {
     pub request: Arc<Request>,
     pub first_position: u32,
     pub logits: LogitsWanted,
-    /// What is drawn from the last row; `None` before the end of a prompt.
+    /// What is drawn from the last row, and from those before guesses; `None` before the end of a prompt.
     pub draws: Option<Draws>,
     tokens: Range<usize>,
     blocks: Range<usize>,
@@ -165,7 +165,7 @@ impl Step {
 }
 
 impl Draws {
-    /// The draw at a row's position, counted from its last one back. `None` where nothing is drawn.
+    /// What is drawn where so many `rows` of the sequence follow. `None`: nothing.
     pub(crate) fn before_last(&self, rows: u32) -> Option<Self> {
         let drafts = self.drafts.checked_sub(rows)?;
         let outputs = match self.outputs.is_empty() {

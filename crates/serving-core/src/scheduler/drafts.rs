@@ -15,7 +15,7 @@ use crate::time::Time;
 
 /// So many of the newest tokens must have been there before. After two, more guesses are wrong than right.
 const AGREEING_TOKENS: usize = 3;
-/// How far back the tokens are searched, which takes some ten microseconds.
+/// How far back the tokens are searched: some ten microseconds of a row, before each step.
 const SEARCHED_TOKENS_MAX: usize = 8192;
 
 /// Where the guess stands among `tokens`, at most `most` of them. Empty: there is none.
@@ -42,7 +42,11 @@ impl Scheduler {
             return;
         }
         let limits = self.config.limits;
-        let mut free_blocks = self.grantable_blocks();
+        // A preempted sequence needs all its blocks at once.
+        let mut free_blocks = match self.has_preempted() {
+            true => 0,
+            false => self.grantable_blocks(),
+        };
         for row in &mut self.plan {
             let Some(entry) = self.entries.get_mut(&row.serial).filter(|entry| entry.may_guess()) else {
                 continue;

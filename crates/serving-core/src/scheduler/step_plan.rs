@@ -100,7 +100,7 @@ impl<'a> StepPlan<'a> {
         let (sequence, request) = self.source.sequence(&self.rows[row]);
         sequence.tokens.split_at(request.client_prompt_tokens as usize)
     }
-    /// Index of the output that is drawn from this row, counted over all attempts.
+    /// Index of the first output that is drawn from this row, counted over all attempts.
     pub fn output_index(&self, row: usize) -> OutputIndex {
         let (sequence, request) = self.source.sequence(&self.rows[row]);
         sequence.next_output(request.client_prompt_tokens)

@@ -100,8 +100,8 @@ fn place(request: &Summary) -> Vec<String> {
         ));
     }
     parts.extend((request.serving.attempts > 1).then(|| format!("{} attempts", request.serving.attempts)));
-    let (drafted, accepted) = (request.serving.drafted_tokens, request.serving.accepted_tokens);
-    parts.extend((drafted > 0).then(|| format!("guessed {drafted} tokens, {accepted} right")));
+    let guessed = request.serving.drafted_tokens.zip(request.serving.accepted_tokens);
+    parts.extend(guessed.map(|(drafted, accepted)| format!("guessed {drafted} tokens, {accepted} right")));
     parts.extend((request.serving.preemptions > 0).then(|| format!("preempted {} times", request.serving.preemptions)));
     parts
 }
