@@ -191,7 +191,7 @@ fn guesses_change_neither_tokens_nor_logprobs() {
             "penalties",
             of_three(|request| {
                 request.sampling.repetition_penalty = 1.2;
-                request.sampling.frequency_penalty = 0.1;
+                request.sampling.frequency_penalty = 1.5;
                 request.sampling.presence_penalty = 0.3;
             }),
         ),
