@@ -27,11 +27,12 @@ use crate::topology::Topology;
 
 const EXAMPLES: &str = "\
 Examples:
-  baton bench tune --rate 4                            both knobs on 1p1d with smollm2-135m
+  baton bench tune --rate 4                            all knobs on 1p1d with smollm2-135m
   baton bench tune --topology 2c --rate 4 --try-max-num-batched-tokens 64,128,256,512
   baton bench tune --engine stand-in --rate 20 --out tuning
-First each value of max_num_batched_tokens is tried, then, with the best of them, each value of max_num_seqs. A point is better
-when its goodput is more than 5 % higher; else the one whose p99s are farther below their limits. Rejected points are kept.";
+First each value of max_num_batched_tokens is tried, then, with the best of them, each value of max_num_seqs, and then each value
+of itl_target_ms where nodes compute prompts and decode. A point is better when its goodput is more than 5 % higher; else the one
+whose p99s are farther below their limits. Rejected points are kept.";
 
 /// Goodputs that differ by less are equal. One request more or less is as much in a short run.
 const EQUAL_SHARE: f64 = 0.05;
@@ -51,6 +52,9 @@ pub struct TuneArgs {
     try_max_num_batched_tokens: Vec<u32>,
     #[arg(long, value_delimiter = ',', default_value = "4,8,16", value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
     try_max_num_seqs: Vec<u32>,
+    /// Only where nodes compute prompts and decode (Nc): on a decode node of its own, no prompt fills a step.
+    #[arg(long, value_delimiter = ',', default_value = "40,80", value_name = "MS,..", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    try_itl_target_ms: Vec<u32>,
     /// Requests a second that are offered, with Poisson arrivals.
     #[arg(long, value_name = "RATE", value_parser = positive)]
     rate: f64,
@@ -77,6 +81,34 @@ pub struct TuneArgs {
 struct Knobs {
     max_num_batched_tokens: Option<u32>,
     max_num_seqs: Option<u32>,
+    itl_target_ms: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Knob {
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    ItlTargetMs,
+}
+
+impl Knobs {
+    fn of(settings: &ClusterSettings) -> Self {
+        Self {
+            max_num_batched_tokens: settings.max_num_batched_tokens,
+            max_num_seqs: settings.max_num_seqs,
+            itl_target_ms: settings.itl_target_ms,
+        }
+    }
+
+    fn with(mut self, knob: Knob, value: u32) -> Self {
+        let turned = match knob {
+            Knob::MaxNumBatchedTokens => &mut self.max_num_batched_tokens,
+            Knob::MaxNumSeqs => &mut self.max_num_seqs,
+            Knob::ItlTargetMs => &mut self.itl_target_ms,
+        };
+        *turned = Some(value);
+        self
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -127,29 +159,20 @@ async fn tune(
 ) -> anyhow::Result<(Vec<TuningPoint>, bool)> {
     let slo = &args.slo.0;
     let mut points: Vec<(Knobs, TuningPoint)> = Vec::new();
-    let start = Knobs {
-        max_num_batched_tokens: args.settings.max_num_batched_tokens,
-        max_num_seqs: args.settings.max_num_seqs,
-    };
+    let start = Knobs::of(&args.settings);
     let mut is_whole = true;
-    'knobs: for is_first in [true, false] {
+    let targets: &[u32] = match matches!(args.topology, Topology::CoLocated { .. }) {
+        true => &args.try_itl_target_ms,
+        false => &[],
+    };
+    'knobs: for (knob, values) in [
+        (Knob::MaxNumBatchedTokens, args.try_max_num_batched_tokens.as_slice()),
+        (Knob::MaxNumSeqs, &args.try_max_num_seqs),
+        (Knob::ItlTargetMs, targets),
+    ] {
         let from = best(&points, slo).map_or(start, |at| points[at].0);
-        let values = if is_first {
-            &args.try_max_num_batched_tokens
-        } else {
-            &args.try_max_num_seqs
-        };
         for value in values.iter().copied() {
-            let knobs = match is_first {
-                true => Knobs {
-                    max_num_batched_tokens: Some(value),
-                    ..from
-                },
-                false => Knobs {
-                    max_num_seqs: Some(value),
-                    ..from
-                },
-            };
+            let knobs = from.with(knob, value);
             if points.iter().any(|(before, _)| *before == knobs) {
                 continue;
             }
@@ -180,6 +203,7 @@ fn point(knobs: Knobs, run: &Run, slo: &Slo) -> TuningPoint {
     let settings = [
         ("max_num_batched_tokens", knobs.max_num_batched_tokens),
         ("max_num_seqs", knobs.max_num_seqs),
+        ("itl_target_ms", knobs.itl_target_ms),
     ];
     TuningPoint {
         settings: settings
@@ -220,6 +244,7 @@ async fn one(
     options.settings = ClusterSettings {
         max_num_batched_tokens: knobs.max_num_batched_tokens,
         max_num_seqs: knobs.max_num_seqs,
+        itl_target_ms: knobs.itl_target_ms,
         ..args.settings.clone()
     };
     let started = tokio::select! {

@@ -108,3 +108,39 @@ async fn of_equal_goodputs_the_one_with_more_room_is_chosen_and_ctrl_c_keeps_wha
         [false, true]
     );
 }
+
+#[tokio::test]
+async fn the_time_of_a_step_is_tried_last_and_only_where_nodes_compute_prompts_and_decode() {
+    let targets_on = async |topology: &str| {
+        let args = args(&[
+            "--topology",
+            topology,
+            "--try-max-num-batched-tokens",
+            "64",
+            "--try-max-num-seqs",
+            "4",
+            "--try-itl-target-ms",
+            "30,60",
+        ]);
+        let mut tried = Vec::new();
+        let outcome = tune(&args, async |knobs: Knobs| {
+            tried.push(knobs);
+            Ok(Some(run(if knobs.itl_target_ms == Some(60) { 10 } else { 5 }, 100)))
+        });
+        let (points, _) = outcome.await.expect("points");
+        let all = Knobs {
+            max_num_batched_tokens: Some(64),
+            max_num_seqs: Some(4),
+            itl_target_ms: None,
+        };
+        assert_eq!(tried[1], all);
+        let chosen = points.into_iter().find(|point| point.is_chosen).expect("one is best");
+        (tried.split_off(2), chosen.settings.get("itl_target_ms").cloned())
+    };
+    let (targets, chosen) = targets_on("2c").await;
+    let targets: Vec<_> = targets.iter().map(|knobs| knobs.itl_target_ms).collect();
+    assert_eq!(targets, [Some(30), Some(60)]);
+    assert_eq!(chosen, Some(60.into()));
+    let (targets, chosen) = targets_on("1p1d").await;
+    assert!(targets.is_empty() && chosen.is_none());
+}
