@@ -36,6 +36,7 @@ pub(crate) fn request(choice_count: u32) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: false,
         share: None,
         priority: 0,

@@ -71,6 +71,7 @@ fn asked(handle: &Handle, id: u128, max_tokens: u32, prefill_node: Option<NodeId
         logprobs: None,
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: false,
         share: None,
         priority: 0,

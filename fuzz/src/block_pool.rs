@@ -1,6 +1,6 @@
 //! Any order of calls to a pool of KV blocks: no block is lost, given twice or kept after the last hold on it.
 
-use serving_core::ids::TokenId;
+use serving_core::ids::{CacheTenant, TokenId};
 use serving_core::kv::{BlockHandle, BlockPool, BlockUse, ChainLink};
 
 use crate::choices::Choices;
@@ -17,10 +17,11 @@ const USES: [BlockUse; 4] = [
 pub(crate) fn check(data: &[u8]) {
     let mut choices = Choices::of(data);
     let has_cache = choices.flag();
-    let mut pool = BlockPool::new(BLOCKS, BLOCK_TOKENS, has_cache);
+    let mut pool = BlockPool::new(BLOCKS, BLOCK_TOKENS, has_cache).with_tenant_share(BLOCKS / 3);
     let mut held: Vec<BlockHandle> = Vec::new();
     // Where somebody may go on publishing.
-    let mut links = vec![ChainLink::ROOT];
+    let tenants = [None, Some(CacheTenant(1)), Some(CacheTenant(2))];
+    let mut links = tenants.map(|tenant| ChainLink::ROOT.counted_for(tenant)).to_vec();
     while let Some(call) = choices.next() {
         let which = choices.below(held.len());
         match call % 8 {

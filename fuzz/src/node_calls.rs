@@ -276,6 +276,7 @@ fn request(id: u128, choices: &mut Choices<'_>) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: choices.flag(),
         share: None,
         priority: 0,

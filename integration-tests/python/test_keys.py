@@ -131,6 +131,34 @@ def test_a_tenant_finds_no_prompt_of_another(guarded):
     assert cached(guarded.keys["user"], **salted) > 100
 
 
+@pytest.mark.parametrize(("percent", "is_kept"), [(50, True), (100, False)])
+def test_a_flood_of_one_tenant_leaves_the_prompts_of_another_in_the_cache(tmp_path, percent, is_kept):
+    file = tmp_path / "keys.toml"
+    keys = {}
+    for name in ("quiet", "flood"):
+        done = baton(["keys", "create", name, "--file", file])
+        assert done.returncode == 0, done.stderr
+        keys[name] = done.stdout.strip()
+    words = [executable(), "up", "--topology", "1c", "--engine", "stand-in", "--served-model-name", "stand-in"]
+    words += ["--listen", "127.0.0.1:0", "--json", "--api-keys", file]
+    # Room for 1,024 tokens: a block of 16 has 2 KiB in the stand-in.
+    words += ["--kv-cache-memory", "128KiB", "--tenant-cache-percent", str(percent)]
+    running = Running(tmp_path, "up", words)
+    cluster = Cluster(running.line(lambda line: "url" in line)["url"], [running])
+    with ended(cluster):
+
+        def cached(key, prompt):
+            client = openai.OpenAI(base_url=cluster.url + "/v1", api_key=keys[key], max_retries=0, timeout=60)
+            usage = client.completions.create(model="stand-in", prompt=prompt, max_tokens=1).usage
+            return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
+
+        prompt = "The prompt of a quiet tenant, long enough for some blocks. " * 15
+        cached("quiet", prompt)
+        flooded = sum(cached("flood", f"Prompt {number} of a flood. " * 20)[0] for number in range(20))
+        assert flooded > 2_500, "more than twice what the node has room for"
+        assert (cached("quiet", prompt)[1] > 100) == is_kept
+
+
 def test_the_console_asks_for_a_key_and_comes_back_to_its_view(guarded):
     found = subprocess.run([ROOT / "scripts" / "get-chromium"], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr

@@ -13,7 +13,7 @@ use super::long_text::on_text;
 use super::prompt::{ChatEnding, Input, PromptSource};
 use super::record::RequestLabels;
 use super::request::{CheckedRequest, Endpoint, Truncation};
-use crate::keys::prefix_salt;
+use crate::keys::{TenantSalt, prefix_salt};
 use crate::text::{Chat, TextError, TextModel, hide_control};
 
 /// vLLM and OpenAI generate this many tokens on /v1/completions when the client does not say.
@@ -245,6 +245,7 @@ fn request(
         logprobs: plan.logprobs,
         prompt_logprobs: plan.prompt_logprobs(),
         prefix_salt: prefix_salt(labels.tenant, plan.fields.cache_salt.map(|salt| salt.0)),
+        cache_tenant: labels.tenant.map(TenantSalt::cache_tenant),
         report_kv_hashes: plan.fields.return_kv_hashes.0,
         lane: labels.lane,
         share: labels.share,

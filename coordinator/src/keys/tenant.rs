@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serving_core::ids::PrefixSalt;
+use serving_core::ids::{CacheTenant, PrefixSalt};
 use sha2::{Digest as _, Sha256};
 
 use super::file::ClientKey;
@@ -11,6 +11,7 @@ use super::secret::CacheSecret;
 
 /// So that no other use of SHA-256 gives the same value.
 const DOMAIN: &[u8] = b"baton prefix salt\0";
+const CACHE_TENANT_DOMAIN: &[u8] = b"baton cache tenant\0";
 
 /// A tenant's share of the salts of its requests. It is the same on every coordinator with the same file of keys, and nobody who lacks
 /// the file's secret can compute it.
@@ -28,6 +29,12 @@ impl TenantSalt {
             None => format!("\0key\0{}", key.name),
         });
         Self(hash.finalize().into())
+    }
+
+    /// As whose the tenant's cached blocks are counted on the nodes. It says nothing about the salts.
+    pub(crate) fn cache_tenant(self) -> CacheTenant {
+        let hash = Sha256::new().chain_update(CACHE_TENANT_DOMAIN).chain_update(self.0);
+        CacheTenant(first_word(hash))
     }
 }
 
@@ -49,8 +56,12 @@ pub(crate) fn prefix_salt(tenant: Option<TenantSalt>, cache_salt: Option<[u8; 32
         hash.update([u8::from(part.is_some())]);
         hash.update(part.as_ref().map_or(&[][..], |part| part.as_slice()));
     }
+    Some(PrefixSalt(first_word(hash)))
+}
+
+fn first_word(hash: Sha256) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(hash.finalize());
-    Some(PrefixSalt(u64::from_le_bytes([a, b, c, d, e, f, g, h])))
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 #[cfg(test)]
@@ -95,6 +106,10 @@ mod tests {
         }
         assert_eq!(seen[0], None, "as it is without keys and without a salt");
         assert_eq!(of("c", Some("a")), of("d", Some("a")), "two keys of one tenant");
+        let counted = tenants.map(|tenant| tenant.map(TenantSalt::cache_tenant));
+        for (number, tenant) in counted.iter().enumerate() {
+            assert!(!counted[..number].contains(tenant), "{:?}", tenants[number]);
+        }
         let elsewhere = TenantSalt::of(Some(&CacheSecret::random()), &key("c", Some("a")));
         assert_ne!(of("c", Some("a")), Some(elsewhere), "another cluster's secret");
     }

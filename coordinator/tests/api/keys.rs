@@ -371,30 +371,35 @@ async fn what_a_client_reads_names_no_node() {
 }
 
 #[tokio::test]
-async fn a_request_is_salted_by_its_tenant_and_by_its_own_salt() {
+async fn a_request_is_salted_by_its_tenant_and_its_own_salt_and_counted_for_its_tenant() {
     let server = Server::saying("x").await;
     let salt_of = async |server: &Server, headers: &[(&str, &str)], body: serde_json::Value| {
         let bytes = request("POST", "/v1/completions", headers, body.to_string().as_bytes());
         let answer = send(server.address, &bytes).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        server.request().prefix_salt
+        let request = server.request();
+        (request.prefix_salt, request.cache_tenant)
     };
     let plain = json!({"model": MODEL, "prompt": "abc"});
     let salted = json!({"model": MODEL, "prompt": "abc", "cache_salt": "s"});
-    assert_eq!(salt_of(&server, &[], plain.clone()).await, None);
-    let of_salt = salt_of(&server, &[], salted.clone()).await;
-    assert!(of_salt.is_some());
+    assert_eq!(salt_of(&server, &[], plain.clone()).await, (None, None));
+    let (of_salt, tenant) = salt_of(&server, &[], salted.clone()).await;
+    assert!(of_salt.is_some() && tenant.is_none());
 
     let guarded = Guarded::saying(Limits::default(), "x").await;
     let bearer = guarded.bearer(Scope::Inference);
     let headers = [("authorization", bearer.as_str())];
-    let of_tenant = salt_of(&guarded.server, &headers, plain.clone()).await;
-    let of_both = salt_of(&guarded.server, &headers, salted).await;
+    let (of_tenant, tenant) = salt_of(&guarded.server, &headers, plain.clone()).await;
+    let (of_both, same_tenant) = salt_of(&guarded.server, &headers, salted).await;
     assert!(of_tenant.is_some() && of_both.is_some());
+    assert!(
+        tenant.is_some() && tenant == same_tenant,
+        "a salt is no way to another share of the caches"
+    );
     assert!(of_tenant != of_both && of_tenant != of_salt && of_both != of_salt);
     assert_eq!(
         salt_of(&guarded.server, &headers, plain).await,
-        of_tenant,
+        (of_tenant, tenant),
         "always the same"
     );
 

@@ -285,6 +285,7 @@ pub fn request(id: u128, max_tokens: u32) -> Arc<Request> {
         logprobs: None,
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: false,
         share: None,
         priority: 0,

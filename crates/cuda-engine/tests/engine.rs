@@ -157,6 +157,7 @@ fn request(logprobs: Option<u32>) -> Request {
         logprobs,
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: true,
         share: None,
         priority: 0,

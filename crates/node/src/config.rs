@@ -93,6 +93,10 @@ pub struct NodeConfig {
     /// Keep computed blocks for prompts that begin alike
     #[arg(long, action = ArgAction::Set, default_value_t = true, value_name = "true|false")]
     pub prefix_cache: bool,
+    /// A tenant whose prompts have this percent of the KV blocks loses its own cached ones first where blocks are needed. Tenants are
+    /// those of the clients' keys
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub tenant_cache_percent: u32,
     /// How KV may travel from prefill to decode nodes, best first: shm (same host, same user), grpc (anywhere; pairs meet over
     /// it); between GPUs also cuda-ipc (same host, same user, one secret) and nccl (anywhere), which have not been run on
     /// hardware. A pair without the one takes the next

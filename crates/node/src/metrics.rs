@@ -14,6 +14,7 @@ use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::node::{NodeFacts, NodeMetrics};
 use service_runtime::metrics::vllm_node::PoolFacts;
 use service_runtime::metrics::{Role, raise, table};
+use serving_core::kv::CacheEvictions;
 use serving_core::node::NodeStatus;
 use serving_core::request::LocalPrefillReason;
 use serving_core::scheduler::DraftCounts;
@@ -106,6 +107,11 @@ impl Metrics {
     /// Called with the status.
     pub fn drafts(&self, counts: DraftCounts) {
         self.node.drafts(counts);
+    }
+
+    /// Called with the status.
+    pub fn evictions(&self, counts: CacheEvictions) {
+        self.node.evictions(counts);
     }
 
     fn count_fallbacks(&self) {

@@ -306,6 +306,7 @@ impl NodeLoop {
         }
         parts.metrics.status(&status, parts.scheduler.stages());
         parts.metrics.drafts(parts.scheduler.draft_counts());
+        parts.metrics.evictions(parts.scheduler.evictions());
         parts.status.send_if_modified(|published| {
             let is_changed = *published != status;
             if is_changed {

@@ -263,6 +263,7 @@ fn message(blocks: u32) -> PrefillRequest {
             logprobs: None,
             prompt_logprobs: None,
             prefix_salt: None,
+            cache_tenant: None,
             report_kv_hashes: false,
             share: None,
             priority: 0,

@@ -69,7 +69,27 @@ impl NodeSettings {
         SchedulerConfig {
             step_target: target_ms.map(|target_ms| Duration::from_millis(target_ms.into())),
             speculative_tokens: self.config.speculative_tokens,
+            tenant_cached_blocks: percent_of(limits.kv_blocks, self.config.tenant_cache_percent),
             ..config
         }
+    }
+}
+
+/// Rounded up.
+fn percent_of(blocks: u32, percent: u32) -> u32 {
+    let share = (u64::from(blocks) * u64::from(percent)).div_ceil(100);
+    u32::try_from(share).unwrap_or(blocks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent_of;
+
+    #[test]
+    fn a_share_is_at_least_a_block_and_at_most_all() {
+        assert_eq!(
+            (percent_of(64, 50), percent_of(3, 1), percent_of(u32::MAX, 100)),
+            (32, 1, u32::MAX)
+        );
     }
 }

@@ -105,6 +105,10 @@ impl TransferId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefixSalt(pub u64);
 
+/// Whose share of a node's cache a request's blocks are counted in. Two salts of one tenant have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CacheTenant(pub u64);
+
 /// A node's configured name, for example `decode-0`. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeName(pub Arc<str>);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::ids::{Attempt, ChoiceIndex, OutputIndex, PrefixSalt, QueueOwner, RequestId, TokenId};
+use crate::ids::{Attempt, CacheTenant, ChoiceIndex, OutputIndex, PrefixSalt, QueueOwner, RequestId, TokenId};
 use crate::node::NodeRole;
 
 /// Which queue a request waits in; `Batch` is shed first under overload.
@@ -133,6 +133,8 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// Only blocks of requests with the same salt are taken from prefix caches; `None`: of those without one.
     pub prefix_salt: Option<PrefixSalt>,
+    /// Whose cached blocks its own count as; `None`: nobody's, and they have no limit of their own.
+    pub cache_tenant: Option<CacheTenant>,
     /// Report a hash of the committed KV bytes of every block of the client's prompt with the result (used to compare
     /// topologies and attempts).
     pub report_kv_hashes: bool,

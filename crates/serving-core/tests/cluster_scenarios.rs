@@ -163,6 +163,7 @@ impl Script {
             logprobs: None,
             prompt_logprobs: None,
             prefix_salt: None,
+            cache_tenant: None,
             report_kv_hashes: false,
             lane: if words.named.get("lane") == Some(&"batch") {
                 Lane::Batch

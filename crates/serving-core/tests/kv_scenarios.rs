@@ -200,6 +200,7 @@ impl World {
             logprobs: None,
             prompt_logprobs: None,
             prefix_salt: None,
+            cache_tenant: None,
             report_kv_hashes: false,
             share: None,
             priority: 0,

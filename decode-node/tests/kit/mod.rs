@@ -192,6 +192,7 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
         logprobs: Some(1),
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: true,
         share: None,
         priority: 0,

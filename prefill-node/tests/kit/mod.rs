@@ -424,6 +424,7 @@ pub fn request(id: u128, prompt_tokens: u32, max_tokens: u32) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: false,
         share: None,
         priority: 0,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serving_core::ids::{Attempt, PrefixSalt, TokenId};
+use serving_core::ids::{Attempt, CacheTenant, PrefixSalt, TokenId};
 use serving_core::request::{Lane, OutputConstraint, OutputGrammar, Request, SamplingParams, StopConditions};
 
 use super::{ConvertError, Result, at_most, finite, id_to_wire, nanos, request_id, required};
@@ -44,6 +44,7 @@ pub(super) fn request_to_wire(request: Request, attempt: Attempt) -> v1::Generat
         logprobs: request.logprobs,
         prompt_logprobs: request.prompt_logprobs,
         prefix_salt: request.prefix_salt.map(|salt| salt.0),
+        cache_tenant: request.cache_tenant.map(|tenant| tenant.0),
         report_kv_hashes: request.report_kv_hashes,
         lane: match request.lane {
             Lane::Interactive => v1::Lane::Interactive,
@@ -101,6 +102,7 @@ pub(super) fn request_from_wire(wire: Option<v1::GenerateRequest>) -> Result<(Re
         logprobs: top_count(wire.logprobs, "request.logprobs")?,
         prompt_logprobs: top_count(wire.prompt_logprobs, "request.prompt_logprobs")?,
         prefix_salt: wire.prefix_salt.map(PrefixSalt),
+        cache_tenant: wire.cache_tenant.map(CacheTenant),
         report_kv_hashes: wire.report_kv_hashes,
         share: None,
         priority: 0,

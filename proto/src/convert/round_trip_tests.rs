@@ -40,6 +40,7 @@ pub(super) fn sample_request() -> Request {
         logprobs: Some(0),
         prompt_logprobs: None,
         prefix_salt: Some(PrefixSalt(0)),
+        cache_tenant: Some(CacheTenant(0)),
         report_kv_hashes: true,
         share: None,
         priority: 0,
@@ -73,7 +74,7 @@ prop_compose! {
     fn request()(
         id in any::<u128>(), prompt in prop::collection::vec(any::<u32>(), 1..40), client in any::<prop::sample::Index>(),
         sampling in sampling(), limits in any::<(u32, u32)>(), ends in (tokens(), tokens()),
-        choice_count in 1u32..=128, seed in any::<u64>(), logprobs in (option::of(0u32..=256), option::of(0u32..=256)), salt in option::of(any::<u64>()),
+        choice_count in 1u32..=128, seed in any::<u64>(), logprobs in (option::of(0u32..=256), option::of(0u32..=256)), scope in any::<(Option<u64>, Option<u64>)>(),
         constraint in constraint(), report_kv_hashes in any::<bool>(), lane in select(vec![Lane::Interactive, Lane::Batch]), nanos in any::<u64>(),
     ) -> Request {
         Request {
@@ -87,7 +88,8 @@ prop_compose! {
             seed,
             logprobs: logprobs.0,
             prompt_logprobs: logprobs.1,
-            prefix_salt: salt.map(PrefixSalt),
+            prefix_salt: scope.0.map(PrefixSalt),
+            cache_tenant: scope.1.map(CacheTenant),
             report_kv_hashes,
             share: None,
             priority: 0,

@@ -163,6 +163,10 @@ pub struct ClusterSettings {
     /// Keep finished prompts' KV blocks for prompts that start alike.
     #[arg(long, value_name = "BOOL")]
     pub prefix_cache: Option<bool>,
+    /// A tenant whose prompts have this percent of a node's KV blocks (default 50) loses its own cached ones first where blocks are
+    /// needed. Tenants are those of the clients' keys.
+    #[arg(long, value_name = "PERCENT")]
+    pub tenant_cache_percent: Option<u32>,
     /// cpu; or for tests, without weights: stand-in, device-stand-in (its KV is in memory that the host cannot address).
     #[arg(long, value_name = "NAME")]
     pub engine: Option<String>,
@@ -442,6 +446,7 @@ impl LocalClusterOptions {
         flags.set_some("numerics", &settings.numerics);
         flags.set_some("kernel", &settings.kernel);
         flags.set_some("prefix-cache", &settings.prefix_cache);
+        flags.set_some("tenant-cache-percent", &settings.tenant_cache_percent);
         flags.set_some("engine", &settings.engine);
         flags.set_true("co-located", kind == ProcessKind::CoLocated);
         self.spec(kind, name, flags)

@@ -65,6 +65,7 @@ fn scheduler(kv: &KvMemory, vocab_size: u32) -> Scheduler {
         logprobs: Some(2),
         prompt_logprobs: Some(1),
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: true,
         share: None,
         priority: 0,

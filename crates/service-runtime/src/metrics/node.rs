@@ -10,6 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use serving_core::kv::CacheEvictions;
 use serving_core::node::NodeStatus;
 use serving_core::scheduler::DraftCounts;
 use serving_core::stage::{Stage, StageTimings};
@@ -90,6 +91,8 @@ pub struct NodeMetrics {
     accepted: Counter,
     prefix_queries: Counter,
     prefix_hits: Counter,
+    prefix_evictions: Counter,
+    prefix_evictions_over_share: Counter,
     transfer_seconds: Histograms<TransferLabels>,
     transfer_bytes: Histograms<TransferLabels>,
     transfer_failures: Family<TransferFailureLabels, Counter>,
@@ -117,6 +120,8 @@ impl NodeMetrics {
             accepted: Counter::default(),
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
+            prefix_evictions: Counter::default(),
+            prefix_evictions_over_share: Counter::default(),
             transfer_seconds: table::KV_TRANSFER_SECONDS.new_histograms(),
             transfer_bytes: table::KV_TRANSFER_BYTES.new_histograms(),
             transfer_failures: Family::default(),
@@ -139,6 +144,8 @@ impl NodeMetrics {
         table::ACCEPTED_TOKENS.register(registry, m.accepted.clone());
         table::PREFIX_QUERIES.register(registry, m.prefix_queries.clone());
         table::PREFIX_HITS.register(registry, m.prefix_hits.clone());
+        table::PREFIX_EVICTIONS.register(registry, m.prefix_evictions.clone());
+        table::PREFIX_EVICTIONS_OVER_SHARE.register(registry, m.prefix_evictions_over_share.clone());
         table::KV_TRANSFER_SECONDS.register(registry, m.transfer_seconds.clone());
         table::KV_TRANSFER_BYTES.register(registry, m.transfer_bytes.clone());
         table::KV_TRANSFER_FAILURES.register(registry, m.transfer_failures.clone());
@@ -192,6 +199,12 @@ impl NodeMetrics {
         if let Some(aliases) = &self.aliases {
             aliases.drafts(counts);
         }
+    }
+
+    /// Called with the status.
+    pub fn evictions(&self, counts: CacheEvictions) {
+        raise(&self.prefix_evictions, counts.all);
+        raise(&self.prefix_evictions_over_share, counts.over_share);
     }
 
     pub fn step(&self, tokens: u32, sequences: usize, took: Duration) {

@@ -107,6 +107,9 @@ metrics! {
         .by(&[BLOCK_STATE]).on(NODES);
     PREFIX_QUERIES = Metric::counter("baton_prefix_queries_tokens", Tokens, "Prompt tokens looked up in the prefix cache").on(NODES);
     PREFIX_HITS = Metric::counter("baton_prefix_hits_tokens", Tokens, "Prompt tokens found in the prefix cache").on(NODES);
+    PREFIX_EVICTIONS = Metric::counter("baton_prefix_evictions", Events, "Cached blocks that had to go because a block was needed").on(NODES);
+    PREFIX_EVICTIONS_OVER_SHARE = Metric::counter("baton_prefix_evictions_over_share", Events,
+        "Those of them that went before older ones, because their tenant had its share (`--tenant-cache-percent`)").on(NODES);
     KV_TRANSFER_SECONDS = Metric::histogram(("baton_kv_transfer_seconds", edges::TRANSFER), Seconds,
         "Time of one handoff's bytes: on a prefill node what the pair spent on them, on a decode node first to last frame")
         .by(&[MOVED_BY, SRC_ROLE]).on(NODES);

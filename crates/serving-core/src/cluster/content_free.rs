@@ -99,6 +99,7 @@ impl Outline {
             logprobs: None,
             prompt_logprobs: self.prompt_logprobs,
             prefix_salt: None,
+            cache_tenant: None,
             report_kv_hashes: false,
             lane,
             share,

@@ -5,10 +5,12 @@
 //! lists it, else free. Holds are move-only [`BlockHandle`]s with one way back, [`BlockPool::release`]; a handle that
 //! is dropped instead (a task that panicked, a bug) comes back on the scheduler's next tick and is counted.
 
+#[cfg(test)]
 use std::collections::BTreeSet;
 use std::sync::mpsc;
 
-use crate::ids::{BlockId, Generation, TokenId};
+use crate::ids::{BlockId, CacheTenant, Generation, TokenId};
+use crate::kv::cached_blocks::{CacheEvictions, CachedBlocks};
 use crate::kv::prefix::{ChainLink, PrefixIndex, Published};
 use crate::kv::prefix_log::PrefixChanges;
 #[cfg(test)]
@@ -84,6 +86,8 @@ struct Block {
     quarantined: u32,
     /// Key in the prefix index, when it lists this block.
     published: Option<u64>,
+    /// Whose it is while it is listed.
+    tenant: Option<CacheTenant>,
     /// Orders cached blocks for eviction.
     cached_at: u64,
 }
@@ -137,7 +141,7 @@ pub struct BlockPool {
     block_tokens: u32,
     blocks: Vec<Block>,
     free: Vec<BlockId>,
-    cached: BTreeSet<(u64, BlockId)>,
+    cached: CachedBlocks,
     counts: KvBlockCounts,
     clock: u64,
     prefix: Option<PrefixIndex>,
@@ -156,6 +160,7 @@ impl BlockPool {
             in_transfer: 0,
             quarantined: 0,
             published: None,
+            tenant: None,
             cached_at: 0,
         };
         #[allow(
@@ -168,7 +173,7 @@ impl BlockPool {
             blocks: vec![block; block_count as usize],
             // Popped from the end: the lowest ids go out first.
             free: (0..block_count).rev().map(BlockId).collect(),
-            cached: BTreeSet::new(),
+            cached: CachedBlocks::new(block_count),
             counts: KvBlockCounts {
                 free: block_count,
                 ..KvBlockCounts::default()
@@ -178,6 +183,16 @@ impl BlockPool {
             dropped,
             if_dropped,
             dropped_total: 0,
+        }
+    }
+
+    /// Where blocks are needed, a tenant of which the cache lists so many loses its own first. For a pool that was not used yet.
+    #[must_use]
+    pub fn with_tenant_share(self, blocks: u32) -> Self {
+        debug_assert_eq!(self.cached.len(), 0);
+        Self {
+            cached: CachedBlocks::new(blocks),
+            ..self
         }
     }
 
@@ -213,8 +228,8 @@ impl BlockPool {
         self.blocks.get(block.0 as usize).map(Block::state)
     }
 
-    /// Hands out `count` blocks under new generations, evicting the longest unused cached blocks when the free ones
-    /// do not suffice. All or nothing: `None` when fewer are available.
+    /// Hands out `count` blocks under new generations, evicting cached blocks when the free ones do not suffice
+    /// (which: `cached_blocks.rs`). All or nothing: `None` when fewer are available.
     pub fn allocate(&mut self, count: u32, held_as: BlockUse) -> Option<Vec<BlockHandle>> {
         if self.available() < count {
             return None;
@@ -265,7 +280,10 @@ impl BlockPool {
                 if let (Some(stale), Some(index)) = (before.filter(|key| *key != link.key()), self.prefix.as_mut()) {
                     index.remove(stale);
                 }
-                self.update(own, |block| block.published = Some(link.key()));
+                self.update(own, |block| {
+                    block.published = Some(link.key());
+                    block.tenant = link.tenant();
+                });
                 link
             }
         }
@@ -273,7 +291,7 @@ impl BlockPool {
 
     /// Frees every block that only the prefix cache keeps. Blocks in use stay, and stay listed.
     pub fn reset_prefix_cache(&mut self) -> CacheReset {
-        let cached: Vec<BlockId> = self.cached.iter().map(|(_, block)| *block).collect();
+        let cached = self.cached.blocks();
         for block in &cached {
             self.unlist(*block);
         }
@@ -288,6 +306,10 @@ impl BlockPool {
     pub fn take_prefix_changes(&mut self) -> Option<PrefixChanges> {
         let changes = self.prefix.as_mut()?.untold.take();
         Some(changes).filter(|changes| !changes.is_empty())
+    }
+
+    pub fn evictions(&self) -> CacheEvictions {
+        self.cached.evictions()
     }
 
     /// What the prefix cache lists.
@@ -330,8 +352,8 @@ impl BlockPool {
 
     fn take_one(&mut self, held_as: BlockUse) -> Option<BlockHandle> {
         if self.free.is_empty() {
-            let (_, oldest) = *self.cached.first()?;
-            self.unlist(oldest);
+            let goes = self.cached.evict()?;
+            self.unlist(goes);
         }
         let block = *self.free.last()?;
         let entry = &mut self.blocks[block.0 as usize];
@@ -351,12 +373,29 @@ impl BlockPool {
     fn update(&mut self, id: BlockId, change: impl FnOnce(&mut Block)) {
         let block = &mut self.blocks[id.0 as usize];
         let before = block.state();
-        let stamp = block.cached_at;
+        let (stamp, was_listed) = (block.cached_at, block.published.map(|_| block.tenant));
         change(block);
         let after = block.state();
-        if before == after {
-            return;
+        let is_listed = block.published.map(|_| block.tenant);
+        if let Some(tenant) = is_listed.filter(|_| was_listed != is_listed) {
+            self.cached.listed(tenant);
         }
+        if before != after {
+            self.moved(id, (before, after), (stamp, was_listed.flatten()));
+        }
+        if let Some(tenant) = was_listed.filter(|_| was_listed != is_listed) {
+            self.cached.unlisted(tenant);
+        }
+    }
+
+    /// A block has another state. `stamp` and `tenant` are those that it had before.
+    fn moved(
+        &mut self,
+        id: BlockId,
+        (before, after): (BlockState, BlockState),
+        (stamp, tenant): (u64, Option<CacheTenant>),
+    ) {
+        let block = &mut self.blocks[id.0 as usize];
         self.clock += 1;
         block.cached_at = self.clock;
         match before {
@@ -366,14 +405,14 @@ impl BlockPool {
                 self.free.remove(position.expect("a free block is on the free list"));
             }
             BlockState::Cached => {
-                self.cached.remove(&(stamp, id));
+                self.cached.remove((stamp, id), tenant);
             }
             _ => {}
         }
         match after {
             BlockState::Free => self.free.push(id),
             BlockState::Cached => {
-                self.cached.insert((self.clock, id));
+                self.cached.insert((self.clock, id), block.tenant);
             }
             _ => {}
         }
@@ -400,6 +439,11 @@ impl BlockPool {
             *counter(&mut recount, block.state()) += 1;
         }
         assert_eq!(recount, self.counts);
+        let listed = (0..).zip(&self.blocks).filter(|(_, block)| block.published.is_some());
+        self.cached.check(listed.map(|(id, block)| {
+            let is_cached = block.state() == BlockState::Cached;
+            (block.tenant, is_cached.then_some((block.cached_at, BlockId(id))))
+        }));
         let listed = self.blocks.iter().filter(|block| block.published.is_some()).count();
         assert_eq!(
             listed,
@@ -470,6 +514,37 @@ mod tests {
         }
         pool.release(taken);
         pool.check();
+    }
+
+    #[test]
+    fn a_flood_of_one_tenant_leaves_the_others_what_is_not_its_share() {
+        let kept_by = |share: u32| {
+            let mut pool = BlockPool::new(4, 4, true).with_tenant_share(share);
+            let mut cache = |tenant, first_token| {
+                let link = ChainLink::ROOT.counted_for(Some(CacheTenant(tenant)));
+                let block = pool.allocate_one(BlockUse::Active).expect("cached ones go");
+                pool.publish(&block, link, &tokens(first_token, 4));
+                pool.release(block);
+                pool.check();
+            };
+            cache(1, 0);
+            cache(1, 10);
+            for flood in 2..20 {
+                cache(2, 10 * flood);
+            }
+            let hit = |first_token| {
+                let found = pool
+                    .prefix
+                    .as_ref()
+                    .expect("on")
+                    .find(ChainLink::ROOT, &tokens(first_token, 4));
+                found.is_some()
+            };
+            [hit(0), hit(10)]
+        };
+        assert_eq!(kept_by(4), [false, false]);
+        assert_eq!(kept_by(3), [false, true]);
+        assert_eq!(kept_by(2), [true, true]);
     }
 
     #[test]

@@ -2,10 +2,12 @@
 
 pub mod block_pool;
 pub mod block_table;
+mod cached_blocks;
 pub mod prefix;
 pub mod prefix_log;
 pub mod reservation;
 
 pub use block_pool::{BlockHandle, BlockPool, BlockUse, CacheReset};
 pub use block_table::BlockTable;
+pub use cached_blocks::CacheEvictions;
 pub use prefix::ChainLink;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::ids::{BlockId, PrefixSalt, TokenId};
+use crate::ids::{BlockId, CacheTenant, PrefixSalt, TokenId};
 
 use super::prefix_log::UntoldChanges;
 
@@ -15,11 +15,17 @@ use super::prefix_log::UntoldChanges;
 pub struct ChainLink {
     key: u64,
     serial: u64,
+    /// Whose the blocks of the chain are.
+    tenant: Option<CacheTenant>,
 }
 
 impl ChainLink {
     /// Before the first block of requests without a salt.
-    pub const ROOT: ChainLink = ChainLink { key: 0, serial: 0 };
+    pub const ROOT: ChainLink = ChainLink {
+        key: 0,
+        serial: 0,
+        tenant: None,
+    };
     /// No block has a serial with this bit, because blocks are counted from 1.
     const SALTED: u64 = 1 << 63;
 
@@ -32,12 +38,22 @@ impl ChainLink {
             Some(PrefixSalt(salt)) => Self {
                 key: salt,
                 serial: salt | Self::SALTED,
+                tenant: None,
             },
         }
     }
 
+    /// The same place. Blocks that are published after it count as this tenant's.
+    #[must_use]
+    pub fn counted_for(self, tenant: Option<CacheTenant>) -> Self {
+        Self { tenant, ..self }
+    }
+
     pub(super) fn key(self) -> u64 {
         self.key
+    }
+    pub(super) fn tenant(self) -> Option<CacheTenant> {
+        self.tenant
     }
 }
 
@@ -81,7 +97,7 @@ impl PrefixIndex {
             return None;
         }
         let serial = entry.serial;
-        Some((ChainLink { key, serial }, entry.block))
+        Some((ChainLink { key, serial, ..parent }, entry.block))
     }
 
     pub fn publish(&mut self, parent: ChainLink, tokens: &[TokenId], block: BlockId) -> Published {
@@ -103,7 +119,7 @@ impl PrefixIndex {
         if displaced.is_none() {
             self.untold.listed(key);
         }
-        let link = ChainLink { key, serial };
+        let link = ChainLink { key, serial, ..parent };
         Published::New { link, displaced }
     }
 

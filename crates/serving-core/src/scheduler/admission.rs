@@ -180,7 +180,7 @@ impl Scheduler {
             true => self.longest(request),
             false => request.prompt_tokens(),
         };
-        let mut prompt = Sequence::empty(ChainLink::root(request.prefix_salt));
+        let mut prompt = Sequence::empty(ChainLink::root(request.prefix_salt).counted_for(request.cache_tenant));
         let room = (longest as usize).max(request.prompt.len());
         prompt.tokens.reserve_exact(room);
         prompt.tokens.extend_from_slice(&request.prompt);

@@ -35,7 +35,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::kv::prefix_log::PrefixChanges;
-use crate::kv::{BlockHandle, BlockPool, CacheReset};
+use crate::kv::{BlockHandle, BlockPool, CacheEvictions, CacheReset};
 use crate::request::AttemptKey;
 use crate::time::Time;
 
@@ -114,6 +114,8 @@ pub struct SchedulerConfig {
     pub step_target: Option<Duration>,
     /// The most tokens that a sequence guesses at once, see `drafts.rs`. 0: it guesses none.
     pub speculative_tokens: u32,
+    /// Cached blocks that one tenant keeps where blocks are needed.
+    pub tenant_cached_blocks: u32,
 }
 
 /// A hold that progress restarts ends after this many times its length all the same, or with its request's deadline: a decode
@@ -133,6 +135,7 @@ impl SchedulerConfig {
             last_chunk_tokens,
             step_target: None,
             speculative_tokens: 0,
+            tenant_cached_blocks: limits.kv_blocks,
         }
     }
 
@@ -148,6 +151,7 @@ impl SchedulerConfig {
             last_chunk_tokens: None,
             step_target: None,
             speculative_tokens: 0,
+            tenant_cached_blocks: limits.kv_blocks,
         }
     }
 }
@@ -186,7 +190,8 @@ impl Scheduler {
         let limits = config.limits.sane();
         let mut scheduler = Self {
             config: SchedulerConfig { limits, ..config },
-            pool: BlockPool::new(limits.kv_blocks, limits.block_tokens, limits.prefix_cache),
+            pool: BlockPool::new(limits.kv_blocks, limits.block_tokens, limits.prefix_cache)
+                .with_tenant_share(config.tenant_cached_blocks),
             entries: BTreeMap::new(),
             keys: BTreeMap::new(),
             quarantine: BTreeMap::new(),
@@ -222,6 +227,10 @@ impl Scheduler {
     /// As [`BlockPool::reset_prefix_cache`]. What a step computes or a peer reads is in use, so this may come at any time.
     pub fn reset_prefix_cache(&mut self) -> CacheReset {
         self.pool.reset_prefix_cache()
+    }
+    /// As [`BlockPool::evictions`].
+    pub fn evictions(&self) -> CacheEvictions {
+        self.pool.evictions()
     }
     /// Guesses since the start.
     pub fn draft_counts(&self) -> DraftCounts {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::test_kit::{FakeKv, Model, key, limits, model, repetitive, request, sample, sample_by};
 use super::*;
-use crate::ids::{Attempt, BlockId, ChoiceIndex, NodeEpoch, OutputIndex, TokenId, TransferId};
+use crate::ids::{Attempt, BlockId, CacheTenant, ChoiceIndex, NodeEpoch, OutputIndex, TokenId, TransferId};
 use crate::kv::prefix_log::{PrefixLog, PrefixReport};
 use crate::node::NodeState;
 use crate::request::{AttemptKey, Request, TokenEvent};
@@ -69,6 +69,7 @@ fn make_request(id: u128, op: &Op) -> Option<(Request, bool)> {
     made.id = crate::ids::RequestId(id);
     made.choice_count = *choices;
     made.report_kv_hashes = id.is_multiple_of(3);
+    made.cache_tenant = [None, Some(CacheTenant(1)), Some(CacheTenant(2))][(id / 3 % 3) as usize];
     Some((made, *is_local))
 }
 
@@ -104,6 +105,7 @@ impl DecodeWorld {
         };
         let config = SchedulerConfig {
             speculative_tokens: if guesses { 4 } else { 0 },
+            tenant_cached_blocks: BLOCKS / 4,
             ..SchedulerConfig::decode(limits, Duration::from_secs(5))
         };
         Self {
@@ -371,12 +373,12 @@ impl PrefillWorld {
             prefix_cache,
             ..limits(BLOCKS)
         };
+        let config = SchedulerConfig {
+            tenant_cached_blocks: BLOCKS / 4,
+            ..SchedulerConfig::prefill(limits, Duration::from_secs(5), NonZeroU32::new(1))
+        };
         Self {
-            scheduler: Scheduler::new(SchedulerConfig::prefill(
-                limits,
-                Duration::from_secs(5),
-                NonZeroU32::new(1),
-            )),
+            scheduler: Scheduler::new(config),
             kv: FakeKv::new(&limits),
             now: Time::ZERO,
             open: BTreeMap::new(),

@@ -64,6 +64,7 @@ pub(super) fn request(scenario: &Scenario, index: usize) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: false,
         share: None,
         priority: 0,

@@ -105,6 +105,7 @@ impl Load<'_> {
             logprobs: None,
             prompt_logprobs: None,
             prefix_salt: None,
+            cache_tenant: None,
             report_kv_hashes: false,
             share: None,
             priority: 0,

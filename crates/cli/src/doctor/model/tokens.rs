@@ -86,6 +86,7 @@ fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: false,
         share: None,
         priority: 0,

@@ -444,6 +444,7 @@ fn request(id: RequestId, prompt: Vec<TokenId>) -> Request {
         logprobs: None,
         prompt_logprobs: None,
         prefix_salt: None,
+        cache_tenant: None,
         report_kv_hashes: false,
         share: None,
         priority: 0,
