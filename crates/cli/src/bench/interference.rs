@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
-use workload::record::Run;
+use workload::record::{RequestRecord, Run};
 use workload::shapes::interference::Interference;
 use workload::statistics::Samples;
 
@@ -67,6 +67,8 @@ struct Row {
     itl_ms_p50: Option<f64>,
     itl_ms_p99: Option<f64>,
     itl_ms_max: Option<f64>,
+    /// Median of the longest gaps beside each long prompt, from its arrival to its first token.
+    longest_itl_ms_p50: Option<f64>,
     /// p99 by p50.
     ratio: Option<f64>,
     gaps: usize,
@@ -154,8 +156,12 @@ impl Row {
         // The gap in which the first long prompt comes is not quiet.
         let quiet = gaps(&|_, end| end > all_run && end <= shape.long_from);
         let beside = gaps(&|begin, end| end > shape.long_from && begin < long_until);
+        let longest = |prompt: &&RequestRecord| {
+            let until = *prompt.tokens.first()?;
+            gaps(&|begin, end| end > prompt.scheduled && begin < until).percentile(100.0)
+        };
         let (p50, p99) = (beside.percentile(50.0), beside.percentile(99.0));
-        let ended_early = |record: &&&workload::record::RequestRecord| record.ended < long_until;
+        let ended_early = |record: &&&RequestRecord| record.ended < long_until;
         Self {
             url: url.to_owned(),
             streams: shape.streams,
@@ -164,6 +170,7 @@ impl Row {
             itl_ms_p50: p50,
             itl_ms_p99: p99,
             itl_ms_max: beside.percentile(100.0),
+            longest_itl_ms_p50: Samples::new(long.iter().filter_map(longest)).percentile(50.0),
             ratio: p50.zip(p99).filter(|(p50, _)| *p50 > 0.0).map(|(p50, p99)| p99 / p50),
             gaps: beside.count(),
             long_ttft_ms_p50: Samples::new(long.iter().filter_map(|record| record.ttft_ms())).percentile(50.0),
@@ -193,6 +200,7 @@ fn text(rows: &[Row], terminal: Terminal) -> String {
         ">ITL P50 ms",
         ">ITL P99",
         ">ITL max",
+        ">longest p50",
         ">ratio",
         ">long TTFT p50",
         "notes",
@@ -207,12 +215,13 @@ fn text(rows: &[Row], terminal: Terminal) -> String {
             ms(row.itl_ms_p50),
             ms(row.itl_ms_p99),
             ms(row.itl_ms_max),
+            ms(row.longest_itl_ms_p50),
             ms(row.ratio),
             ms(row.long_ttft_ms_p50),
             Cell::new(row.notes()).paint(Paint::Warn),
         ]);
     }
-    let words = "ITL: gaps of the streams from the first long prompt to the first token of the last one. quiet: before them. ratio: P99 by P50.\n";
+    let words = "ITL: gaps of the streams from the first long prompt to the first token of the last one. quiet: before them. longest: the longest\ngap beside each long prompt. ratio: P99 by P50.\n";
     table.render(terminal) + words
 }
 
@@ -220,7 +229,7 @@ fn text(rows: &[Row], terminal: Terminal) -> String {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
-    use workload::record::{LoopKind, Outcome, RequestRecord, RunPart, Usage};
+    use workload::record::{LoopKind, Outcome, RunPart, Usage};
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -244,7 +253,7 @@ mod tests {
         }
     }
 
-    /// Two streams with a token each 10 ms. A long prompt comes at 1,000 ms and stops both for 200 ms.
+    /// Two streams with a token each 10 ms. A long prompt comes at 1,000 ms and stops both for 200 ms. One that comes at 1,500 ms stops nobody.
     #[test]
     fn gaps_beside_long_prompts_are_told_from_quiet_ones() {
         let shape = Interference {
@@ -252,7 +261,7 @@ mod tests {
             stream_prompt_tokens: 1,
             stream_output_tokens: 200,
             stream_every: ms(50),
-            long_prompts: 1,
+            long_prompts: 2,
             long_prompt_tokens: 1000,
             long_output_tokens: 1,
             long_from: ms(1000),
@@ -262,7 +271,8 @@ mod tests {
             let before = (at + 10..=1000).step_by(10).map(ms);
             record(at, before.chain((1200..2000).step_by(10).map(ms)).collect())
         };
-        let records = vec![stream(0), stream(50), record(1000, vec![ms(1210)])];
+        let long = [record(1000, vec![ms(1210)]), record(1500, vec![ms(1520)])];
+        let records = [vec![stream(0), stream(50)], long.to_vec()].concat();
         let run = Run {
             name: "a".to_owned(),
             loop_kind: LoopKind::Open,
@@ -275,11 +285,12 @@ mod tests {
         };
         let row = Row::of("http://a", &shape, &run);
         assert_eq!((row.quiet_itl_ms_p50, row.quiet_itl_ms_p99), (Some(10.0), Some(10.0)));
-        assert_eq!((row.itl_ms_max, row.gaps), (Some(200.0), 4));
-        assert_eq!(row.long_ttft_ms_p50, Some(210.0));
+        assert_eq!((row.itl_ms_max, row.longest_itl_ms_p50), (Some(200.0), Some(105.0)));
+        assert_eq!(row.gaps, 2 * (1 + 32));
+        assert_eq!(row.long_ttft_ms_p50, Some(115.0));
         assert_eq!((row.streams_ended_early, row.not_completed), (0, 0));
         let lines = text(std::slice::from_ref(&row), Terminal::plain());
-        for heading in ["streams", "ITL P50 ms", "ITL P99", "ratio"] {
+        for heading in ["streams", "ITL P50 ms", "ITL P99", "longest p50", "ratio"] {
             assert!(lines.contains(heading), "{lines}");
         }
         let short = Row {
