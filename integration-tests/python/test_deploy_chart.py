@@ -123,6 +123,7 @@ def test_helm_takes_the_chart(name):
         ("etcd.endpoints=[]", "needs etcd"),
         ("etcd.tls.clientCertificate=true", "secretName"),
         ("prefill.enabled=false", "co_located"),
+        ('coordinator.keys.secretName="k"', "operatorSecretName"),
         ("compare.enabled=true", "two clusters"),
         ('compare={"enabled": true, "arms": [{"name": "a", "url": "http://a"}, {"name": "b", "url": "http://b"}]}', "compare.facts"),
         ('compare.shapes=["mooncake"]', "shapes"),
@@ -260,6 +261,7 @@ ALL_ON = (
     'coordinator.priorityClassName="high"',
     'tls.issuer="baton-ca"',
     'coordinator.tls.secretName="baton-api"',
+    'coordinator.keys={"secretName": "baton-keys", "operatorSecretName": "baton-operator"}',
 )
 
 
@@ -365,8 +367,7 @@ def test_pods_outlive_their_drain_and_hold_their_kv(name, tmp_path):
             assert settings["threads"] >= 1
 
 
-# What the chart sets itself, by other values or from the pod; an address for which its pods have no port, and a file of keys, which
-# they do not mount.
+# What the chart sets itself, by other values or from the pod, and an address for which its pods have no port.
 SET_BY_THE_CHART = {"name", "listen", "advertise", "control_listen", "control_advertise", "coordinators", "membership", "model"} | {
     "served_model_name", "drain_ms_max", "admin_listen", "api_keys", "shm_direct_secret", "shared_weights",
     "tls_cert", "tls_key", "tls_ca", "insecure", "api_tls_cert", "api_tls_key"
@@ -644,6 +645,24 @@ def test_clients_see_the_certificate_of_the_secret(tmp_path):
         assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")} == {expected}
         [endpoint] = of_kind(objects, "PodMonitor")[f"baton-{role}"]["spec"]["podMetricsEndpoints"]
         assert endpoint.get("scheme", "http") == expected.lower(), role
+
+
+def test_clients_are_asked_for_the_keys_of_the_secret(tmp_path):
+    keys = 'coordinator.keys={"secretName": "baton-keys", "operatorSecretName": "baton-operator"}'
+    objects = rendered("2p1d", keys, "podMonitor.enabled=true")
+    assert settings_of(objects, "coordinator", tmp_path)["api_keys"] == "/etc/baton/keys/keys.toml"
+    for role in ROLES:
+        spec = pods(objects)[role][1]["spec"]
+        volumes = [volume["secret"] for volume in spec["volumes"] if volume["name"] == "keys"]
+        wanted = [{"secretName": "baton-keys", "items": [{"key": "keys.toml", "path": "keys.toml"}]}]
+        assert volumes == (wanted if role == "coordinator" else []), role
+        mounted_at = [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "keys"]
+        assert mounted_at == (["/etc/baton/keys"] if role == "coordinator" else []), role
+        [endpoint] = of_kind(objects, "PodMonitor")[f"baton-{role}"]["spec"]["podMetricsEndpoints"]
+        asked = endpoint.get("authorization", {}).get("credentials")
+        assert asked == ({"name": "baton-operator", "key": "metrics"} if role == "coordinator" else None), role
+    [variable] = of_kind(objects, "Pod")["baton-status"]["spec"]["containers"][0]["env"]
+    assert variable == {"name": "BATON_API_KEY", "valueFrom": {"secretKeyRef": {"name": "baton-operator", "key": "admin"}}}
 
 
 def test_options_do_what_they_say():

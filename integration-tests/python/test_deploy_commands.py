@@ -36,11 +36,11 @@ GPU = "it needs a GPU with NVIDIA's driver"
 # (page, what is in the command, why it is not run)
 ONLY_CHECKED = (
     ("deploy/README.md", r"^for at in (.*\n)+.*ssh ", HOSTS),
-    ("deploy/README.md", r"^(apt-get|systemctl|journalctl|install|chown) ", ROOT),
+    ("deploy/README.md", r"^(apt-get|systemctl|journalctl|chown|chgrp|chmod|cp -p|groupadd) ", ROOT),
     ("deploy/README.md", r"^cat >>/etc/", ROOT),
     ("deploy/README.md", r"https?://10\.0\.0\.", HOSTS),
-    ("deploy/README.md", r"^scp ", HOSTS),
-    ("deploy/README.md", r"baton keys create .*/etc/baton/", ROOT),
+    ("deploy/README.md", r"^(scp|ssh) ", HOSTS),
+    ("deploy/README.md", r"baton keys create .*/etc/baton/|^echo \"\\$RED", ROOT),
     ("deploy/README.md", r"^docker ", DOCKER),
     ("deploy/README.md", r"^(kind|kubectl|helm) ", CLUSTER),
     ("docs/how-to/deploy-gpus.md", r"^python3 -m pip install .*--target /opt/", ROOT),

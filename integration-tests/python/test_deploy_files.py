@@ -167,18 +167,29 @@ def test_the_unit_is_hardened(role):
 
 
 @pytest.mark.systemd
-@pytest.mark.parametrize("role", ("prefill", "decode"))
-def test_systemd_takes_the_drop_in_for_gpus(systemd_root, role):
-    """In the folder for all units of a role, as the page about GPUs installs it."""
+@pytest.mark.parametrize(
+    "role, unit, folder, name", [*((role, f"{role}-b0", f"{role}-", "gpu") for role in ("prefill", "decode")), ("coordinator", "coordinator", "coordinator", "clients")]
+)
+def test_systemd_takes_the_drop_in(systemd_root, role, unit, folder, name):
+    """In the folder in which the pages install it: that for GPUs is for all units of a role."""
     units = systemd_root / "etc/systemd/system"
-    shutil.copy(DEPLOY / f"systemd/baton-{role}.service", units / f"baton-{role}-b0.service")
-    (units / f"baton-{role}-.service.d").mkdir()
-    drop_in = units / f"baton-{role}-.service.d/gpu.conf"
-    text = (DEPLOY / "systemd/gpu.conf").read_text()
-    for content, is_right in [(text, True), (text.replace("PrivateDevices=", "PrivatDevices="), False)]:
+    shutil.copy(DEPLOY / f"systemd/baton-{role}.service", units / f"baton-{unit}.service")
+    (units / f"baton-{folder}.service.d").mkdir()
+    drop_in = units / f"baton-{folder}.service.d/{name}.conf"
+    text = (DEPLOY / f"systemd/{name}.conf").read_text()
+    for content, is_right in [(text, True), (text.replace("\nEnvironment=", "\nEnviroment="), False)]:
         drop_in.write_text(content)
-        status, _, complaints = systemd_analyze("verify", "--man=no", f"--root={systemd_root}", f"baton-{role}-b0.service")
+        status, _, complaints = systemd_analyze("verify", "--man=no", f"--root={systemd_root}", f"baton-{unit}.service")
         assert ((status, complaints) == (0, "")) == is_right, complaints
+
+
+def test_the_coordinator_reads_what_the_drop_in_for_clients_sets():
+    text = (DEPLOY / "systemd/clients.conf").read_text()
+    settings = dict(word.split("=") for line in re.findall(r"^Environment=(.*)$", text, re.M) for word in line.split())
+    files = {credential: path for credential, path in re.findall(r"^LoadCredential=(.*):(.*)$", text, re.M)}
+    assert {value.removeprefix("%d/") for value in settings.values() if value.startswith("%d/")} == files.keys()
+    known = configuration("coordinator", ["--config", DEPLOY / "local/coordinator.toml"], variables(DEPLOY / "systemd/coordinator.env") | settings)
+    assert known["api_keys"] == "/etc/baton/keys.toml" and known["api_tls_key"] == "%d/api.key"
 
 
 def unit(role):

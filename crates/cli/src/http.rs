@@ -43,8 +43,10 @@ pub fn client(url: &str, ca: Option<&Path>) -> anyhow::Result<Client> {
 /// # Errors
 /// As [`client_with`].
 pub(crate) fn client_with_key(url: &str, ca: Option<&Path>) -> anyhow::Result<Client> {
-    let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
-    client_with(key.as_deref(), url, ca)
+    // A key that was read from a file may have the end of its line.
+    let key = std::env::var(KEY_VARIABLE).unwrap_or_default();
+    let key = Some(key.trim()).filter(|key| !key.is_empty());
+    client_with(key, url, ca)
 }
 
 /// A client that sends this key, if there is one.

@@ -108,6 +108,7 @@ manifest.
 {{- if $values.tls.secretName -}}
 {{- $_ := merge $own (dict "api_tls_cert" "/etc/baton/api-tls/tls.crt" "api_tls_key" "/etc/baton/api-tls/tls.key") -}}
 {{- end -}}
+{{- if $values.keys.secretName }}{{ $_ := set $own "api_keys" "/etc/baton/keys/keys.toml" }}{{ end -}}
 {{- end -}}
 {{- with include "baton.device" . }}{{ $_ := set $own "device" . }}{{ end -}}
 {{- if .root.Values.tls.issuer -}}
@@ -140,6 +141,9 @@ manifest.
 {{- end }}
 {{- if and .Values.etcd.tls.clientCertificate (not .Values.etcd.tls.secretName) }}
 {{- fail "etcd.tls.clientCertificate needs etcd.tls.secretName, the Secret with ca.crt, tls.crt and tls.key." }}
+{{- end }}
+{{- if and .Values.coordinator.keys.secretName (not .Values.coordinator.keys.operatorSecretName) }}
+{{- fail "coordinator.keys.secretName needs coordinator.keys.operatorSecretName: Prometheus and `helm test` are asked for a key as well." }}
 {{- end }}
 {{- if and (not .Values.prefill.enabled) (not (get .Values.decode.config "co_located")) }}
 {{- fail "without prefill nodes the decode nodes must do both phases: set decode.config.co_located=true, or prefill.enabled=true." }}
@@ -365,6 +369,10 @@ spec:
         {{- if and (not $isNode) $values.tls.secretName }}
         - { name: api-tls, mountPath: /etc/baton/api-tls, readOnly: true }
         {{- end }}
+        {{- if and (not $isNode) $values.keys.secretName }}
+        # The whole folder: a file that is mounted alone stays as it was when the Secret changes.
+        - { name: keys, mountPath: /etc/baton/keys, readOnly: true }
+        {{- end }}
         {{- if $root.Values.tls.issuer }}
         - { name: tls, mountPath: /etc/baton/tls, readOnly: true }
         {{- end }}
@@ -394,6 +402,10 @@ spec:
     {{- if and (not $isNode) $values.tls.secretName }}
     - name: api-tls
       secret: { secretName: {{ $values.tls.secretName }} }
+    {{- end }}
+    {{- if and (not $isNode) $values.keys.secretName }}
+    - name: keys
+      secret: { secretName: {{ $values.keys.secretName }}, items: [{ key: keys.toml, path: keys.toml }] }
     {{- end }}
     {{- with $root.Values.tls }}
     {{- if .issuer }}
