@@ -9,7 +9,7 @@
 
 use half::{bf16, f16};
 
-use super::lanes::{capped, largest, tree_sum};
+use super::lanes::capped;
 use super::vector::Vector;
 use super::{LANES, Lanes};
 use crate::KvDtype;
@@ -152,37 +152,88 @@ impl AttendCall<'_> {
 /// As `attend`; the tile's first `tokens` rows are written.
 #[inline(always)]
 unsafe fn load_tile<V: Vector>(call: &AttendCall<'_>, scratch: &mut AttendScratch<'_>, tile: usize, tokens: usize) {
-    let (head_dim, keys) = (call.head_dim, (call.keys_of)(tile));
-    let columns = scratch.keys[..head_dim * LANES].as_chunks_mut::<LANES>().0;
-    for (chunk, columns) in columns.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-        let mut rows = [V::splat(0.0); LANES];
-        for (token, row) in rows.iter_mut().enumerate().take(tokens) {
-            // SAFETY: the row is written and 16 values from `chunk` are within its `head_dim`.
-            *row = unsafe { load_values(keys, call.dtype, token * head_dim + chunk * LANES) };
+    let keys = (call.keys_of)(tile);
+    // SAFETY: the caller's promise. The types are those of the stored values.
+    unsafe {
+        match call.dtype {
+            KvDtype::F16 => unpack_tile::<V, f16>(call, scratch, (keys, tokens)),
+            KvDtype::F32 => unpack_tile::<V, f32>(call, scratch, (keys, tokens)),
+            // No numerics of this engine store it.
+            KvDtype::Bf16 => unpack_tile::<V, bf16>(call, scratch, (keys, tokens)),
         }
-        for (column, out) in V::transpose(rows).iter().zip(columns) {
-            column.store(out);
-        }
-    }
-    let rows = scratch.values[..tokens * head_dim].as_chunks_mut::<LANES>().0;
-    for (chunk, out) in rows.iter_mut().enumerate() {
-        // SAFETY: the first `tokens` rows are written.
-        unsafe { load_values::<V>(keys.add(call.values_offset), call.dtype, chunk * LANES) }.store(out);
     }
 }
 
 /// # Safety
-/// 16 values of `dtype`, aligned, can be read from index `at`.
+/// As `load_tile`; `keys` is where the tile begins, and its values are of type `T`.
 #[inline(always)]
-unsafe fn load_values<V: Vector>(from: *const u8, dtype: KvDtype, at: usize) -> V {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            KvDtype::F16 => V::load_halves(from.cast::<f16>().add(at)),
-            KvDtype::F32 => V::load(&*from.cast::<f32>().add(at).cast::<Lanes>()),
-            // No numerics of this engine store it.
-            KvDtype::Bf16 => V::load(&(*from.cast::<bf16>().add(at).cast::<[bf16; LANES]>()).map(f32::from)),
+unsafe fn unpack_tile<V: Vector, T: Stored>(
+    call: &AttendCall<'_>,
+    scratch: &mut AttendScratch<'_>,
+    (keys, tokens): (*const u8, usize),
+) {
+    let head_dim = call.head_dim;
+    let columns = scratch.keys[..head_dim * LANES].as_chunks_mut::<LANES>().0;
+    let mut from = keys.cast::<T>();
+    for columns in columns.as_chunks_mut::<LANES>().0 {
+        let mut rows = [V::splat(0.0); LANES];
+        let mut row = from;
+        // A whole tile has no end to look for, so that its loads stand side by side.
+        if tokens == TILE {
+            for rows in &mut rows {
+                // SAFETY: the row is written, and 16 values of this chunk are within its `head_dim`.
+                *rows = unsafe { T::load(row) };
+                row = row.wrapping_add(head_dim);
+            }
+        } else {
+            for rows in rows.iter_mut().take(tokens) {
+                // SAFETY: as above.
+                *rows = unsafe { T::load(row) };
+                row = row.wrapping_add(head_dim);
+            }
         }
+        let turned = V::transpose(rows);
+        for column in 0..LANES {
+            turned[column].store(&mut columns[column]);
+        }
+        from = from.wrapping_add(LANES);
+    }
+    let mut from = keys.wrapping_add(call.values_offset).cast::<T>();
+    for out in scratch.values[..tokens * head_dim].as_chunks_mut::<LANES>().0 {
+        // SAFETY: the first `tokens` rows are written.
+        unsafe { T::load::<V>(from) }.store(out);
+        from = from.wrapping_add(LANES);
+    }
+}
+
+/// A type in which keys and values are stored.
+trait Stored {
+    /// # Safety
+    /// `from` points to 16 readable values.
+    unsafe fn load<V: Vector>(from: *const Self) -> V;
+}
+
+impl Stored for f16 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_halves(from) }
+    }
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        V::load(unsafe { &*from.cast::<Lanes>() })
+    }
+}
+
+impl Stored for bf16 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        V::load(&unsafe { *from.cast::<[bf16; LANES]>() }.map(f32::from))
     }
 }
 
@@ -374,19 +425,20 @@ fn fold_tile<V: Vector>(
     seen: std::ops::Range<usize>,
     ((best, total), sums): ((&mut f32, &mut f32), &mut [f32]),
 ) {
-    let mut scores = scores.array();
-    for score in &mut scores[..seen.start] {
-        *score = f32::NEG_INFINITY;
+    let mut scores = scores;
+    if seen != (0..TILE) {
+        let mut lanes = scores.array();
+        lanes[..seen.start].fill(f32::NEG_INFINITY);
+        lanes[seen.end..].fill(f32::NEG_INFINITY);
+        scores = V::load(&lanes);
     }
-    for score in &mut scores[seen.end..] {
-        *score = f32::NEG_INFINITY;
-    }
-    let of_tile = largest(scores);
+    let of_tile = scores.largest();
     let now = if of_tile > *best { of_tile } else { *best };
     let keep = exp(*best - now);
-    let weights = V::load(&scores).sub(V::splat(now)).exp().array();
+    let weights = scores.sub(V::splat(now)).exp();
     *best = now;
-    *total = *total * keep + tree_sum(weights);
+    *total = *total * keep + weights.tree_sum();
+    let weights = weights.array();
     let stride = sums.len() / LANES;
     let chunks = sums.as_chunks_mut::<LANES>().0;
     let values = &values.as_chunks::<LANES>().0[seen.start * stride..];

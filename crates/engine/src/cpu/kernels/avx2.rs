@@ -23,7 +23,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use crate::cpu::kernels::{
-        BLOCK, InputRows, Kernels, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, lane_kernels,
+        BLOCK, InputRows, Kernels, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, RowsAtBlock, lane_kernels,
     };
 
     lane_kernels!("avx2,fma,f16c", crate::cpu::kernels::vector::Avx2);
@@ -116,19 +116,14 @@ mod x86 {
     /// The CPU has the features; `panel` holds `blocks` blocks; `first + ROWS` input rows exist.
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn q4_1_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
-        let Call {
-            panel,
-            input,
-            first,
-            blocks,
-        } = call;
-        let (columns, low_nibble, ones) = (input.columns, _mm256_set1_epi8(15), _mm256_set1_epi16(1));
+        let (low_nibble, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
         for half in 0..2 {
             let mut sums = [_mm256_setzero_ps(); ROWS];
-            for block in 0..blocks {
-                // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
+            // SAFETY: the caller's promise.
+            let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
+            for _ in 0..call.blocks {
+                // SAFETY: there are as many blocks, so all offsets are inside the panel and the input (checked by the callers).
                 unsafe {
-                    let weights = panel.add(block * Q4_1_PANEL_BLOCK);
                     let mut unpacked = [_mm256_setzero_si256(); 8];
                     for i in 0..4 {
                         let packed = _mm256_loadu_si256(weights.add(64 * i + 32 * half).cast());
@@ -138,8 +133,7 @@ mod x86 {
                     let d = eight_halves(weights.add(256 + 16 * half));
                     let m = eight_halves(weights.add(288 + 16 * half));
                     for row in 0..ROWS {
-                        let quants = input.quants.as_ptr().add((first + row) * columns + block * BLOCK);
-                        let at = (first + row) * blocks + block;
+                        let quants = input.quants(row);
                         // 16-bit sums stay below 8 * 2 * 15 * 127 = 30,480.
                         let mut pairs = _mm256_setzero_si256();
                         for (i, weights) in unpacked.iter().enumerate() {
@@ -147,13 +141,15 @@ mod x86 {
                             pairs = _mm256_add_epi16(pairs, products);
                         }
                         let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
-                        let scale = _mm256_mul_ps(d, _mm256_set1_ps(*input.scales.get_unchecked(at)));
-                        let minimum = _mm256_mul_ps(m, _mm256_set1_ps(*input.offsets.get_unchecked(at)));
+                        let scale = _mm256_mul_ps(d, _mm256_set1_ps(input.scale(row)));
+                        let minimum = _mm256_mul_ps(m, _mm256_set1_ps(input.offset(row)));
                         sums[row] = _mm256_add_ps(sums[row], _mm256_add_ps(_mm256_mul_ps(scale, dot), minimum));
                     }
                 }
+                weights = weights.wrapping_add(Q4_1_PANEL_BLOCK);
+                input = input.next();
             }
-            store(sums, &mut out[first..], half);
+            store(sums, &mut out[call.first..], half);
         }
     }
 
@@ -161,19 +157,14 @@ mod x86 {
     /// As `q4_1_rows`.
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn q8_0_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
-        let Call {
-            panel,
-            input,
-            first,
-            blocks,
-        } = call;
-        let (columns, offset, ones) = (input.columns, _mm256_set1_epi8(-128), _mm256_set1_epi16(1));
+        let (offset, ones) = (_mm256_set1_epi8(-128), _mm256_set1_epi16(1));
         for half in 0..2 {
             let mut sums = [_mm256_setzero_ps(); ROWS];
-            for block in 0..blocks {
-                // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
+            // SAFETY: the caller's promise.
+            let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
+            for _ in 0..call.blocks {
+                // SAFETY: as in `q4_1_rows`.
                 unsafe {
-                    let weights = panel.add(block * Q8_0_PANEL_BLOCK);
                     let d = eight_halves(weights.add(512 + 16 * half));
                     let mut dots = [_mm256_setzero_si256(); ROWS];
                     for i in 0..8 {
@@ -181,7 +172,7 @@ mod x86 {
                         let signed = _mm256_xor_si256(stored, offset);
                         let magnitude = _mm256_abs_epi8(signed);
                         for (row, dot) in dots.iter_mut().enumerate() {
-                            let quants = input.quants.as_ptr().add((first + row) * columns + block * BLOCK);
+                            let quants = input.quants(row);
                             // |w| * (q with the sign of w) = w * q; a quant is never -128, so its negation exists,
                             // and a pair is at most 2 * 128 * 127 = 32,512.
                             let turned = _mm256_sign_epi8(four_quants(quants.add(4 * i)), signed);
@@ -190,14 +181,15 @@ mod x86 {
                         }
                     }
                     for row in 0..ROWS {
-                        let at = (first + row) * blocks + block;
-                        let scale = _mm256_mul_ps(d, _mm256_set1_ps(*input.scales.get_unchecked(at)));
+                        let scale = _mm256_mul_ps(d, _mm256_set1_ps(input.scale(row)));
                         let term = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(dots[row]));
                         sums[row] = _mm256_add_ps(sums[row], term);
                     }
                 }
+                weights = weights.wrapping_add(Q8_0_PANEL_BLOCK);
+                input = input.next();
             }
-            store(sums, &mut out[first..], half);
+            store(sums, &mut out[call.first..], half);
         }
     }
 

@@ -17,7 +17,8 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use crate::cpu::kernels::{
-        BLOCK, InputRows, Kernels, LANES, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, lane_kernels,
+        BLOCK, InputRows, Kernels, LANES, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, RowsAtBlock,
+        lane_kernels,
     };
 
     lane_kernels!(
@@ -115,19 +116,13 @@ mod x86 {
     /// The CPU has the features; `panel` holds `blocks` blocks; `first + ROWS` input rows exist.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn q4_1_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
-        let Call {
-            panel,
-            input,
-            first,
-            blocks,
-        } = call;
-        let (columns, low_nibble) = (input.columns, _mm512_set1_epi8(15));
+        let low_nibble = _mm512_set1_epi8(15);
         let mut sums = [_mm512_setzero_ps(); ROWS];
-        for block in 0..blocks {
-            // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
+        // SAFETY: the caller's promise.
+        let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
+        for _ in 0..call.blocks {
+            // SAFETY: there are as many blocks, so all offsets are inside the panel and the input (checked by the callers).
             unsafe {
-                let weights = panel.add(block * Q4_1_PANEL_BLOCK);
-                let quants = input.quants.as_ptr().add(first * columns + block * BLOCK);
                 // A product needs the one before it of the same row, which takes five cycles: so rows take turns.
                 let mut dots = [_mm512_setzero_si512(); ROWS];
                 for i in 0..4 {
@@ -135,66 +130,60 @@ mod x86 {
                     let low = _mm512_and_si512(packed, low_nibble);
                     let high = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), low_nibble);
                     for row in 0..ROWS {
-                        dots[row] = _mm512_dpbusd_epi32(dots[row], low, four_quants(quants.add(row * columns + 4 * i)));
+                        dots[row] = _mm512_dpbusd_epi32(dots[row], low, four_quants(input.quants(row).add(4 * i)));
                     }
                     for row in 0..ROWS {
-                        let quants = quants.add(row * columns + 16 + 4 * i);
+                        let quants = input.quants(row).add(16 + 4 * i);
                         dots[row] = _mm512_dpbusd_epi32(dots[row], high, four_quants(quants));
                     }
                 }
                 let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(256).cast()));
                 let m = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(288).cast()));
                 for row in 0..ROWS {
-                    let (dot, at) = (dots[row], (first + row) * blocks + block);
-                    let scale = _mm512_mul_ps(d, _mm512_set1_ps(*input.scales.get_unchecked(at)));
-                    let minimum = _mm512_mul_ps(m, _mm512_set1_ps(*input.offsets.get_unchecked(at)));
-                    let term = _mm512_add_ps(_mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot)), minimum);
+                    let scale = _mm512_mul_ps(d, _mm512_set1_ps(input.scale(row)));
+                    let minimum = _mm512_mul_ps(m, _mm512_set1_ps(input.offset(row)));
+                    let term = _mm512_add_ps(_mm512_mul_ps(scale, _mm512_cvtepi32_ps(dots[row])), minimum);
                     sums[row] = _mm512_add_ps(sums[row], term);
                 }
             }
+            weights = weights.wrapping_add(Q4_1_PANEL_BLOCK);
+            input = input.next();
         }
-        store(sums, &mut out[first..]);
+        store(sums, &mut out[call.first..]);
     }
 
     /// # Safety
     /// As `q4_1_rows`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn q8_0_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
-        let Call {
-            panel,
-            input,
-            first,
-            blocks,
-        } = call;
-        let columns = input.columns;
         let mut sums = [_mm512_setzero_ps(); ROWS];
-        for block in 0..blocks {
-            // SAFETY: block < blocks, so all offsets are inside the panel and the input (checked by the callers).
+        // SAFETY: the caller's promise.
+        let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
+        for _ in 0..call.blocks {
+            // SAFETY: as in `q4_1_rows`.
             unsafe {
-                let weights = panel.add(block * Q8_0_PANEL_BLOCK);
-                let quants = input.quants.as_ptr().add(first * columns + block * BLOCK);
                 // The weights in memory are 128 too large. A sum starts with the negated amount that this adds.
                 let mut dots = [_mm512_setzero_si512(); ROWS];
                 for row in 0..ROWS {
-                    let at = (first + row) * blocks + block;
-                    dots[row] = _mm512_set1_epi32(-Q8_OFFSET * *input.sums.get_unchecked(at));
+                    dots[row] = _mm512_set1_epi32((-Q8_OFFSET).wrapping_mul(input.sum(row)));
                 }
                 for i in 0..8 {
                     let weights = _mm512_loadu_si512(weights.add(64 * i).cast());
                     for row in 0..ROWS {
-                        let quants = four_quants(quants.add(row * columns + 4 * i));
+                        let quants = four_quants(input.quants(row).add(4 * i));
                         dots[row] = _mm512_dpbusd_epi32(dots[row], weights, quants);
                     }
                 }
                 let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(512).cast()));
                 for row in 0..ROWS {
-                    let (dot, at) = (dots[row], (first + row) * blocks + block);
-                    let scale = _mm512_mul_ps(d, _mm512_set1_ps(*input.scales.get_unchecked(at)));
-                    sums[row] = _mm512_add_ps(sums[row], _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot)));
+                    let scale = _mm512_mul_ps(d, _mm512_set1_ps(input.scale(row)));
+                    sums[row] = _mm512_add_ps(sums[row], _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dots[row])));
                 }
             }
+            weights = weights.wrapping_add(Q8_0_PANEL_BLOCK);
+            input = input.next();
         }
-        store(sums, &mut out[first..]);
+        store(sums, &mut out[call.first..]);
     }
 
     #[inline]

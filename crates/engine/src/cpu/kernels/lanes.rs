@@ -7,32 +7,6 @@ use crate::math::ROUND_F32;
 /// A block whose largest magnitude is below this is stored as zero, because 127 divided by it would not be finite.
 const TINY: f32 = 1e-30;
 
-/// The "tree sum" of `crate::numerics`.
-#[inline(always)]
-pub(crate) fn tree_sum(mut lanes: Lanes) -> f32 {
-    for width in [8, 4, 2, 1] {
-        for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
-        }
-    }
-    lanes[0]
-}
-
-/// The largest lane. Any order gives the same result.
-#[inline(always)]
-pub(super) fn largest(mut lanes: Lanes) -> f32 {
-    for width in [8, 4, 2, 1] {
-        for lane in 0..width {
-            lanes[lane] = if lanes[lane] > lanes[lane + width] {
-                lanes[lane]
-            } else {
-                lanes[lane + width]
-            };
-        }
-    }
-    lanes[0]
-}
-
 /// Lengths are equal and multiples of 16.
 #[inline(always)]
 pub(crate) fn rms_norm<V: Vector>(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
@@ -42,7 +16,7 @@ pub(crate) fn rms_norm<V: Vector>(x: &[f32], weight: &[f32], epsilon: f32, out: 
         let chunk = V::load(chunk);
         squares = squares.add(chunk.mul(chunk));
     }
-    let scale = V::splat(1.0 / (tree_sum(squares.array()) / x.len() as f32 + epsilon).sqrt());
+    let scale = V::splat(1.0 / (squares.tree_sum() / x.len() as f32 + epsilon).sqrt());
     for ((out, x), weight) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(chunks).zip(weights) {
         V::load(x).mul(scale).mul(V::load(weight)).store(out);
     }
@@ -64,19 +38,17 @@ pub(crate) fn quantise<V: Vector>(x: &[f32], out: QuantisedRow<'_>) {
     let per_block = out.scales.iter_mut().zip(out.offsets).zip(out.sums);
     for ((x, quants), ((scale, offset), sum)) in blocks.iter().zip(quants).zip(per_block) {
         let x = [V::load(&x[0]), V::load(&x[1])];
-        let largest = largest(x[0].abs().larger(x[1].abs()).array());
+        let largest = x[0].abs().larger(x[1].abs()).largest();
         if largest < TINY {
             *quants = [[0; LANES]; 2];
             (*scale, *offset, *sum) = (0.0, 0.0, 0);
             continue;
         }
         let to_quant = V::splat(127.0 / largest);
-        let mut total = 0;
-        for (x, quants) in x.iter().zip(quants) {
-            // The low byte of the rounded sum's bits is the integer in two's complement.
-            *quants = x.mul(to_quant).add(V::splat(ROUND_F32)).low_bytes();
-            total += quants.iter().map(|quant| i32::from(*quant)).sum::<i32>();
-        }
+        let rounded = |x: V| x.mul(to_quant).add(V::splat(ROUND_F32));
+        // The low byte of the rounded sum's bits is the integer in two's complement.
+        let (bytes, total) = V::low_bytes([rounded(x[0]), rounded(x[1])]);
+        *quants = bytes;
         *scale = largest / 127.0;
         *offset = *scale * total as f32;
         *sum = total;

@@ -60,6 +60,76 @@ impl InputRows<'_> {
     }
 }
 
+/// The rows of a kernel call at one of their blocks. It goes along the blocks by pointers: with checked sums and products of indices
+/// the inner loop had as many instructions for these as for its work, and the compiler no longer let the rows take turns.
+#[derive(Clone, Copy)]
+struct RowsAtBlock {
+    quants: *const i8,
+    scales: *const f32,
+    offsets: *const f32,
+    sums: *const i32,
+    /// From row to row.
+    columns: usize,
+    blocks: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl RowsAtBlock {
+    /// # Safety
+    /// `first` is below the rows that `check_quantised` has found.
+    #[inline(always)]
+    unsafe fn first(input: &InputRows<'_>, first: usize) -> Self {
+        let (columns, blocks) = (input.columns, input.columns / BLOCK);
+        let (cell, mark) = (first * columns, first * blocks);
+        // SAFETY: both are inside what `check_quantised` has found.
+        unsafe {
+            Self {
+                quants: input.quants.as_ptr().add(cell),
+                scales: input.scales.as_ptr().add(mark),
+                offsets: input.offsets.as_ptr().add(mark),
+                sums: input.sums.as_ptr().add(mark),
+                columns,
+                blocks,
+            }
+        }
+    }
+
+    /// At the next block, of which only what is there may be read.
+    #[inline(always)]
+    fn next(self) -> Self {
+        Self {
+            quants: self.quants.wrapping_add(BLOCK),
+            scales: self.scales.wrapping_add(1),
+            offsets: self.offsets.wrapping_add(1),
+            sums: self.sums.wrapping_add(1),
+            ..self
+        }
+    }
+
+    /// # Safety
+    /// The row and the block are there. So it is for the others.
+    #[inline(always)]
+    unsafe fn quants(self, row: usize) -> *const i8 {
+        // SAFETY: the caller's promise.
+        unsafe { self.quants.add(row.wrapping_mul(self.columns)) }
+    }
+    #[inline(always)]
+    unsafe fn scale(self, row: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { *self.scales.add(row.wrapping_mul(self.blocks)) }
+    }
+    #[inline(always)]
+    unsafe fn offset(self, row: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { *self.offsets.add(row.wrapping_mul(self.blocks)) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self, row: usize) -> i32 {
+        // SAFETY: the caller's promise.
+        unsafe { *self.sums.add(row.wrapping_mul(self.blocks)) }
+    }
+}
+
 /// `(panel, input, rows, outputs)`: computes the first `rows` entries of `outputs`.
 pub(crate) type DotKernel = fn(&[u8], &InputRows<'_>, usize, &mut Outputs);
 

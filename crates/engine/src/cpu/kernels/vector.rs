@@ -33,8 +33,48 @@ pub(crate) trait Vector: Copy {
     fn zero_below(self, limit: Self, value: Self) -> Self;
     /// 2^n for an n that was rounded by adding `ROUND_F32`. The added number is still in it.
     fn power_of_two(self) -> Self;
-    /// Low bytes of the lanes' bits.
-    fn low_bytes(self) -> [i8; LANES];
+    /// Low bytes of the lanes' bits, and the sum of all of them.
+    #[inline(always)]
+    fn low_bytes(vectors: [Self; 2]) -> ([[i8; LANES]; 2], i32) {
+        let mut bytes = [[0; LANES]; 2];
+        let mut sum = 0;
+        for vector in 0..2 {
+            let lanes = vectors[vector].array();
+            for lane in 0..LANES {
+                bytes[vector][lane] = lanes[lane].to_bits() as i8;
+                sum += i32::from(bytes[vector][lane]);
+            }
+        }
+        (bytes, sum)
+    }
+
+    /// The "tree sum" of `crate::numerics`.
+    #[inline(always)]
+    fn tree_sum(self) -> f32 {
+        let mut lanes = self.array();
+        for width in [8, 4, 2, 1] {
+            for lane in 0..width {
+                lanes[lane] += lanes[lane + width];
+            }
+        }
+        lanes[0]
+    }
+
+    /// The largest lane. Any order gives the same result.
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        let mut lanes = self.array();
+        for width in [8, 4, 2, 1] {
+            for lane in 0..width {
+                lanes[lane] = if lanes[lane] > lanes[lane + width] {
+                    lanes[lane]
+                } else {
+                    lanes[lane + width]
+                };
+            }
+        }
+        lanes[0]
+    }
 
     /// Asks for memory that is read soon. It has no effect on any result, so any address will do.
     #[inline(always)]
@@ -153,10 +193,6 @@ impl Vector for Lanes {
     fn power_of_two(self) -> Self {
         self.map(|lane| f32::from_bits((lane.to_bits() << 23).wrapping_add(0x3f80_0000)))
     }
-    #[inline(always)]
-    fn low_bytes(self) -> [i8; LANES] {
-        self.map(|lane| lane.to_bits() as i8)
-    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -260,8 +296,23 @@ mod x86 {
             }
         }
         #[inline(always)]
-        fn low_bytes(self) -> [i8; LANES] {
-            unsafe { std::mem::transmute(_mm512_cvtepi32_epi8(_mm512_castps_si512(self.0))) }
+        fn low_bytes(vectors: [Self; 2]) -> ([[i8; LANES]; 2], i32) {
+            unsafe {
+                let bytes = [vectors[0].0, vectors[1].0].map(|lanes| _mm512_cvtepi32_epi8(_mm512_castps_si512(lanes)));
+                let sum = _mm512_add_epi32(_mm512_cvtepi8_epi32(bytes[0]), _mm512_cvtepi8_epi32(bytes[1]));
+                (
+                    std::mem::transmute::<[__m128i; 2], [[i8; LANES]; 2]>(bytes),
+                    _mm512_reduce_add_epi32(sum),
+                )
+            }
+        }
+        #[inline(always)]
+        fn tree_sum(self) -> f32 {
+            self.halves().tree_sum()
+        }
+        #[inline(always)]
+        fn largest(self) -> f32 {
+            self.halves().largest()
         }
         #[inline(always)]
         fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
@@ -297,6 +348,17 @@ mod x86 {
                 }
             }
             columns
+        }
+    }
+
+    impl Avx512 {
+        #[inline(always)]
+        fn halves(self) -> Avx2 {
+            // SAFETY: as below.
+            unsafe {
+                let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0));
+                Avx2([_mm512_castps512_ps256(self.0), _mm256_castpd_ps(high)])
+            }
         }
     }
 
@@ -387,8 +449,22 @@ mod x86 {
             })
         }
         #[inline(always)]
-        fn low_bytes(self) -> [i8; LANES] {
-            self.array().map(|lane| lane.to_bits() as i8)
+        fn tree_sum(self) -> f32 {
+            unsafe {
+                let eight = _mm256_add_ps(self.0[0], self.0[1]);
+                let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+            }
+        }
+        #[inline(always)]
+        fn largest(self) -> f32 {
+            unsafe {
+                let eight = _mm256_max_ps(self.0[0], self.0[1]);
+                let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+                let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+            }
         }
     }
 }
