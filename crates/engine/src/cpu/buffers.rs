@@ -83,22 +83,51 @@ impl Inputs {
     /// # Safety
     /// Nobody else uses this row meanwhile.
     pub(crate) unsafe fn fill(&self, (row, columns): (usize, usize), kernels: &Kernels, fill: impl FnOnce(&mut [f32])) {
-        let blocks = columns / BLOCK;
-        let (cells, marks) = (row * columns..(row + 1) * columns, row * blocks..(row + 1) * blocks);
-        // SAFETY: the ranges belong to this row alone, which the caller has for itself.
+        // SAFETY: the range belongs to this row alone, which the caller has for itself.
         unsafe {
-            let values = self.values.write(cells.clone());
+            let values = self.values.write(row * columns..(row + 1) * columns);
             fill(values);
-            if self.numerics == Numerics::Int8Blocks {
-                let out = QuantisedRow {
-                    quants: self.quants.write(cells),
-                    scales: self.scales.write(marks.clone()),
-                    offsets: self.offsets.write(marks.clone()),
-                    sums: self.sums.write(marks),
-                };
-                (kernels.quantise)(values, out);
+            self.quantise(row, values, kernels);
+        }
+    }
+
+    /// Takes a row whose f32 values are there already.
+    ///
+    /// # Safety
+    /// As `fill`.
+    pub(crate) unsafe fn take(&self, row: usize, values: &[f32], kernels: &Kernels) {
+        // SAFETY: as in `fill`.
+        unsafe {
+            match self.numerics {
+                Numerics::Int8Blocks => self.quantise(row, values, kernels),
+                Numerics::Exact => {
+                    let columns = values.len();
+                    self.values
+                        .write(row * columns..(row + 1) * columns)
+                        .copy_from_slice(values);
+                }
             }
         }
+    }
+
+    /// # Safety
+    /// As `fill`.
+    unsafe fn quantise(&self, row: usize, values: &[f32], kernels: &Kernels) {
+        if self.numerics != Numerics::Int8Blocks {
+            return;
+        }
+        let (columns, blocks) = (values.len(), values.len() / BLOCK);
+        let marks = row * blocks..(row + 1) * blocks;
+        // SAFETY: the ranges belong to this row alone, which the caller has for itself.
+        let out = unsafe {
+            QuantisedRow {
+                quants: self.quants.write(row * columns..(row + 1) * columns),
+                scales: self.scales.write(marks.clone()),
+                offsets: self.offsets.write(marks.clone()),
+                sums: self.sums.write(marks),
+            }
+        };
+        (kernels.quantise)(values, out);
     }
 
     /// `count` rows from `first`, for a dot kernel.

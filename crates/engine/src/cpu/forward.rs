@@ -110,11 +110,32 @@ unsafe impl Send for KvBase {}
 pub(super) struct Product<'a> {
     pub(super) rows: usize,
     pub(super) matrices: &'a [&'a Matrix],
-    /// Writes the inputs of a row.
-    pub(super) fill: &'a (dyn Fn(usize, &mut [f32]) + Sync),
+    pub(super) input: Input<'a>,
     /// Panels that one call of `write` gets together.
     pub(super) group: usize,
     pub(super) write: &'a (dyn Fn(Place, &mut [Outputs]) + Sync),
+}
+
+/// Where the inputs of a product come from.
+pub(super) enum Input<'a> {
+    /// This writes those of a row.
+    Made(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
+    /// An earlier phase wrote them, `[row][column]`.
+    Stored(&'a Shared<f32>),
+}
+
+impl Input<'_> {
+    /// # Safety
+    /// Nobody else uses this row of `inputs` meanwhile, and the phase that stored it is over.
+    unsafe fn prepare(&self, inputs: &Inputs, (row, columns): (usize, usize), kernels: &Kernels) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Input::Made(fill) => inputs.fill((row, columns), kernels, |out| fill(row, out)),
+                Input::Stored(from) => inputs.take(row, from.read(row * columns..(row + 1) * columns), kernels),
+            }
+        }
+    }
 }
 
 /// The target of a tile's outputs.
@@ -225,11 +246,11 @@ impl Step<'_> {
         if rows > FEW_ROWS {
             pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
                 for row in tile_rows(tile, rows) {
-                    // SAFETY: each row is prepared by one tile.
+                    // SAFETY: each row is prepared by one tile, and no phase writes what it reads.
                     unsafe {
-                        self.scratch
-                            .inputs
-                            .fill((row, columns), self.kernels, |out| (product.fill)(row, out))
+                        product
+                            .input
+                            .prepare(&self.scratch.inputs, (row, columns), self.kernels)
                     };
                 }
             });
@@ -247,11 +268,8 @@ impl Step<'_> {
                 let own = &self.scratch.threads[thread];
                 if own.prepared.swap(number, Ordering::Relaxed) != number {
                     for row in 0..rows {
-                        // SAFETY: these inputs belong to this thread alone.
-                        unsafe {
-                            own.inputs
-                                .fill((row, columns), self.kernels, |out| (product.fill)(row, out))
-                        };
+                        // SAFETY: these inputs belong to this thread alone, and no phase writes what it reads.
+                        unsafe { product.input.prepare(&own.inputs, (row, columns), self.kernels) };
                     }
                 }
                 &own.inputs

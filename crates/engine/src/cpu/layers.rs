@@ -7,7 +7,7 @@ use model_files::arch::{Activation, EmbeddingScale};
 
 use super::attention;
 use super::buffers::Shared;
-use super::forward::{LOGITS_ROWS, Place, Product, ROWS_PER_TILE, Step, tile_rows};
+use super::forward::{Input, LOGITS_ROWS, Place, Product, ROWS_PER_TILE, Step, tile_rows};
 use super::kernels::{LANES, Outputs};
 use super::pool::Pool;
 use super::weights::{Layer, Matrix};
@@ -55,7 +55,7 @@ impl Step<'_> {
             &Product {
                 rows: self.plan.rows.len(),
                 matrices: &[&layer.query, &layer.key, &layer.value],
-                fill: &|row, out| self.normed(row, &layer.attention_norm, out),
+                input: Input::Made(&|row, out| self.normed(row, &layer.attention_norm, out)),
                 group: 1,
                 write: &|place, outputs| {
                     let column = [0, query, query + kv][place.matrix] + place.column;
@@ -72,16 +72,12 @@ impl Step<'_> {
     /// Multiplies the rows of a buffer that an earlier phase wrote, and adds the results to the residual stream, normed if the
     /// model norms them.
     fn add_product(&self, pool: &mut Pool, (from, matrix): (&Shared<f32>, &Matrix), post_norm: Option<&[f32]>) {
-        let columns = matrix.columns;
         self.multiply(
             pool,
             &Product {
                 rows: self.plan.rows.len(),
                 matrices: &[matrix],
-                fill: &|row, out| {
-                    // SAFETY: the phase that wrote the buffer is over.
-                    out.copy_from_slice(unsafe { from.read(row * columns..(row + 1) * columns) });
-                },
+                input: Input::Stored(from),
                 group: 1,
                 write: &|place, outputs| match post_norm {
                     None => self.add_to_hidden(place, &outputs[0]),
@@ -146,7 +142,7 @@ impl Step<'_> {
             &Product {
                 rows: self.plan.rows.len(),
                 matrices: &[&layer.gate_up],
-                fill: &|row, out| self.normed(row, &layer.ffn_norm, out),
+                input: Input::Made(&|row, out| self.normed(row, &layer.ffn_norm, out)),
                 group: 2,
                 write: &|place, outputs| {
                     let [gates, ups] = outputs else {
@@ -174,7 +170,9 @@ impl Step<'_> {
                 &Product {
                     rows: wanted.len(),
                     matrices: &[&self.weights.head],
-                    fill: &|row, out| self.normed(wanted[row].row as usize, &self.weights.output_norm, out),
+                    input: Input::Made(&|row, out| {
+                        self.normed(wanted[row].row as usize, &self.weights.output_norm, out)
+                    }),
                     group: 1,
                     write: &|place, outputs| {
                         for (row, lanes) in (place.first_row..).zip(&mut outputs[0][..place.rows]) {
