@@ -51,7 +51,7 @@ impl<T: Copy + Default> Shared<T> {
     }
 }
 
-/// Inputs of a matrix: rows of f32, and for 8-bit numerics also their quantised form.
+/// Inputs of a matrix: rows of f32, or for 8-bit numerics their quantised form. Kernels get only what their numerics need.
 pub(crate) struct Inputs {
     values: Shared<f32>,
     quants: Shared<i8>,
@@ -91,7 +91,7 @@ impl Inputs {
         }
     }
 
-    /// Takes a row whose f32 values are there already.
+    /// Takes a row whose f32 values are in another buffer: quantises them there, or copies them for `Exact`.
     ///
     /// # Safety
     /// As `fill`.
@@ -133,21 +133,21 @@ impl Inputs {
     /// `count` rows from `first`, for a dot kernel.
     ///
     /// # Safety
-    /// The rows were filled with the same `columns`, and nobody writes them while the result lives.
+    /// The rows were filled or taken with the same `columns`, and nobody writes them while the result lives.
     pub(crate) unsafe fn rows(&self, first: usize, count: usize, columns: usize) -> InputRows<'_> {
         let blocks = columns / BLOCK;
         let (cells, marks) = (
             first * columns..(first + count) * columns,
             first * blocks..(first + count) * blocks,
         );
-        let (quants, marks) = match self.numerics {
-            Numerics::Int8Blocks => (cells.clone(), marks),
-            Numerics::Exact => (0..0, 0..0),
+        let (values, quants, marks) = match self.numerics {
+            Numerics::Int8Blocks => (0..0, cells, marks),
+            Numerics::Exact => (cells, 0..0, 0..0),
         };
         // SAFETY: the caller rules out writers.
         unsafe {
             InputRows {
-                values: self.values.read(cells),
+                values: self.values.read(values),
                 quants: self.quants.read(quants),
                 scales: self.scales.read(marks.clone()),
                 offsets: self.offsets.read(marks.clone()),

@@ -120,13 +120,14 @@ pub(super) struct Product<'a> {
 pub(super) enum Input<'a> {
     /// This writes those of a row.
     Made(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
-    /// An earlier phase wrote them, `[row][column]`.
+    /// An earlier phase wrote them, `[row][column]`. `write` must not touch this buffer: with few rows it is read in the phase in which `write`
+    /// runs.
     Stored(&'a Shared<f32>),
 }
 
 impl Input<'_> {
     /// # Safety
-    /// Nobody else uses this row of `inputs` meanwhile, and the phase that stored it is over.
+    /// Nobody else uses this row of `inputs` meanwhile, and nobody writes what the input reads.
     unsafe fn prepare(&self, inputs: &Inputs, (row, columns): (usize, usize), kernels: &Kernels) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -246,7 +247,7 @@ impl Step<'_> {
         if rows > FEW_ROWS {
             pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
                 for row in tile_rows(tile, rows) {
-                    // SAFETY: each row is prepared by one tile, and no phase writes what it reads.
+                    // SAFETY: each row is prepared by one tile, and nothing is written in this phase but inputs.
                     unsafe {
                         product
                             .input
@@ -268,7 +269,7 @@ impl Step<'_> {
                 let own = &self.scratch.threads[thread];
                 if own.prepared.swap(number, Ordering::Relaxed) != number {
                     for row in 0..rows {
-                        // SAFETY: these inputs belong to this thread alone, and no phase writes what it reads.
+                        // SAFETY: these inputs belong to this thread alone, and a product writes another buffer than its input reads.
                         unsafe { product.input.prepare(&own.inputs, (row, columns), self.kernels) };
                     }
                 }

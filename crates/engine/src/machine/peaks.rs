@@ -141,6 +141,7 @@ mod x86 {
     fn read_512(bytes: &[u8]) -> u64 {
         #[target_feature(enable = "avx512f")]
         fn inner(bytes: &[u8]) -> u64 {
+            // Whole registers: the compiler left `super::read` in single words in one build.
             let (parts, _) = bytes.as_chunks::<256>();
             let mut sums = [_mm512_setzero_si512(); 4];
             for part in parts {

@@ -145,8 +145,8 @@ impl AttendCall<'_> {
     }
 }
 
-/// Reads the first `tokens` tokens of a tile: keys transposed, values unchanged. The caller masks what older tiles left
-/// behind these tokens.
+/// Reads the first `tokens` tokens of a tile: keys transposed, with zeros behind them, values unchanged. The caller leaves out the values
+/// that older tiles left behind these tokens.
 ///
 /// # Safety
 /// As `attend`; the tile's first `tokens` rows are written.
@@ -165,7 +165,8 @@ unsafe fn load_tile<V: Vector>(call: &AttendCall<'_>, scratch: &mut AttendScratc
 }
 
 /// # Safety
-/// As `load_tile`; `keys` is where the tile begins, and its values are of type `T`.
+/// As `load_tile`; `keys` is where the tile begins, and its values are of type `T`. Tiles, rows and chunks begin at multiples of 16 values, so
+/// that all of them are aligned.
 #[inline(always)]
 unsafe fn unpack_tile<V: Vector, T: Stored>(
     call: &AttendCall<'_>,
@@ -209,7 +210,7 @@ unsafe fn unpack_tile<V: Vector, T: Stored>(
 /// A type in which keys and values are stored.
 trait Stored {
     /// # Safety
-    /// `from` points to 16 readable values.
+    /// `from` is aligned and points to 16 readable values.
     unsafe fn load<V: Vector>(from: *const Self) -> V;
 }
 

@@ -113,7 +113,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// The CPU has the features; `panel` holds `blocks` blocks; `first + ROWS` input rows exist.
+    /// The CPU has the features; `panel` holds `blocks` blocks, as many as a row of the input has; `first + ROWS` input rows exist.
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn q4_1_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
         let (low_nibble, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
@@ -122,7 +122,7 @@ mod x86 {
             // SAFETY: the caller's promise.
             let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
             for _ in 0..call.blocks {
-                // SAFETY: there are as many blocks, so all offsets are inside the panel and the input (checked by the callers).
+                // SAFETY: the loop runs once for each block that the callers' checks of panel and input have covered.
                 unsafe {
                     let mut unpacked = [_mm256_setzero_si256(); 8];
                     for i in 0..4 {

@@ -45,9 +45,9 @@ pub(crate) fn quantise<V: Vector>(x: &[f32], out: QuantisedRow<'_>) {
             continue;
         }
         let to_quant = V::splat(127.0 / largest);
-        let rounded = |x: V| x.mul(to_quant).add(V::splat(ROUND_F32));
+        let round = V::splat(ROUND_F32);
         // The low byte of the rounded sum's bits is the integer in two's complement.
-        let (bytes, total) = V::low_bytes([rounded(x[0]), rounded(x[1])]);
+        let (bytes, total) = V::low_bytes([x[0].mul(to_quant).add(round), x[1].mul(to_quant).add(round)]);
         *quants = bytes;
         *scale = largest / 127.0;
         *offset = *scale * total as f32;

@@ -32,7 +32,7 @@ pub(crate) type Lanes = [f32; LANES];
 /// Results of a dot kernel: 16 outputs for each input row.
 pub(crate) type Outputs = [Lanes; MAX_ROWS];
 
-/// Input rows for a dot kernel, all starting at the first row of the call. `Exact` fills `values` only.
+/// Input rows for a dot kernel, all starting at the first row of the call. `Exact` has `values` alone, `Int8Blocks` all others.
 #[derive(Clone, Copy)]
 pub(crate) struct InputRows<'a> {
     /// `[row][column]`.
@@ -62,6 +62,7 @@ impl InputRows<'_> {
 
 /// The rows of a kernel call at one of their blocks. It goes along the blocks by pointers: with checked sums and products of indices
 /// the inner loop had as many instructions for these as for its work, and the compiler no longer let the rows take turns.
+#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct RowsAtBlock {
     quants: *const i8,
@@ -107,22 +108,28 @@ impl RowsAtBlock {
     }
 
     /// # Safety
-    /// The row and the block are there. So it is for the others.
+    /// The row is one of those that `first` was promised, and the block is there.
     #[inline(always)]
     unsafe fn quants(self, row: usize) -> *const i8 {
         // SAFETY: the caller's promise.
         unsafe { self.quants.add(row.wrapping_mul(self.columns)) }
     }
+    /// # Safety
+    /// As `quants`.
     #[inline(always)]
     unsafe fn scale(self, row: usize) -> f32 {
         // SAFETY: the caller's promise.
         unsafe { *self.scales.add(row.wrapping_mul(self.blocks)) }
     }
+    /// # Safety
+    /// As `quants`.
     #[inline(always)]
     unsafe fn offset(self, row: usize) -> f32 {
         // SAFETY: the caller's promise.
         unsafe { *self.offsets.add(row.wrapping_mul(self.blocks)) }
     }
+    /// # Safety
+    /// As `quants`.
     #[inline(always)]
     unsafe fn sum(self, row: usize) -> i32 {
         // SAFETY: the caller's promise.

@@ -40,6 +40,37 @@ impl Random {
     }
 }
 
+/// Sums, maxima and bytes of lanes, also of numbers for which order and sides decide.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn lanes_come_together_as_they_do_in_arrays() {
+    use super::vector::{Avx2, Avx512, Vector};
+
+    fn agree<V: Vector>() {
+        const SPECIAL: [f32; 6] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e30];
+        let mut random = Random(7);
+        for round in 0..400 {
+            let mut draw = || match random.next() as usize % 8 {
+                special if round % 2 == 1 && special < SPECIAL.len() => SPECIAL[special],
+                _ => random.float() * 1e3,
+            };
+            let (a, b): (Lanes, Lanes) = (std::array::from_fn(|_| draw()), std::array::from_fn(|_| draw()));
+            // Which NaN it is, is nowhere said.
+            let bits = |value: f32| (!value.is_nan()).then_some(value.to_bits());
+            assert_eq!(bits(V::load(&a).tree_sum()), bits(a.tree_sum()), "{a:?}");
+            assert_eq!(bits(V::load(&a).largest()), bits(a.largest()), "{a:?}");
+            let bytes = V::low_bytes([V::load(&a), V::load(&b)]);
+            assert_eq!(bytes, Vector::low_bytes([a, b]), "{a:?} {b:?}");
+        }
+    }
+    if avx2::detect().is_some() {
+        agree::<Avx2>();
+    }
+    if avx512::detect().is_some() {
+        agree::<Avx512>();
+    }
+}
+
 /// A 64-byte aligned panel.
 #[repr(align(64))]
 #[derive(Clone, Copy)]

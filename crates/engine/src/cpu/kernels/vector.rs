@@ -60,7 +60,8 @@ pub(crate) trait Vector: Copy {
         lanes[0]
     }
 
-    /// The largest lane. Any order gives the same result.
+    /// `a > b ? a : b` of lanes i and i + 8, then + 4, + 2, + 1. With a NaN, or zeros of both signs, order and sides matter, so all versions
+    /// have these.
     #[inline(always)]
     fn largest(self) -> f32 {
         let mut lanes = self.array();
@@ -298,7 +299,11 @@ mod x86 {
         #[inline(always)]
         fn low_bytes(vectors: [Self; 2]) -> ([[i8; LANES]; 2], i32) {
             unsafe {
-                let bytes = [vectors[0].0, vectors[1].0].map(|lanes| _mm512_cvtepi32_epi8(_mm512_castps_si512(lanes)));
+                // No closures: see `attend`.
+                let bytes = [
+                    _mm512_cvtepi32_epi8(_mm512_castps_si512(vectors[0].0)),
+                    _mm512_cvtepi32_epi8(_mm512_castps_si512(vectors[1].0)),
+                ];
                 let sum = _mm512_add_epi32(_mm512_cvtepi8_epi32(bytes[0]), _mm512_cvtepi8_epi32(bytes[1]));
                 (
                     std::mem::transmute::<[__m128i; 2], [[i8; LANES]; 2]>(bytes),
@@ -354,7 +359,7 @@ mod x86 {
     impl Avx512 {
         #[inline(always)]
         fn halves(self) -> Avx2 {
-            // SAFETY: as below.
+            // SAFETY: as for `Vector for Avx512`; the AVX-512 kernels enable AVX2, too.
             unsafe {
                 let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0));
                 Avx2([_mm512_castps512_ps256(self.0), _mm256_castpd_ps(high)])
