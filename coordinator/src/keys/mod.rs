@@ -73,9 +73,8 @@ impl Drop for InUse {
 
 /// Keys take turns in the queue. A key keeps its turn when the file is read again, and has the same on every coordinator.
 fn share_of(key: &ClientKey) -> QueueShare {
-    let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(Sha256::digest(key.name.as_str()));
     QueueShare {
-        owner: QueueOwner(u64::from_le_bytes([a, b, c, d, e, f, g, h])),
+        owner: QueueOwner(tenant::first_word(Sha256::digest(key.name.as_str()).into())),
         weight: key.weight.unwrap_or(NonZeroU32::MIN),
     }
 }

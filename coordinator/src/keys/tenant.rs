@@ -34,7 +34,7 @@ impl TenantSalt {
     /// As whose the tenant's cached blocks are counted on the nodes. It says nothing about the salts.
     pub(crate) fn cache_tenant(self) -> CacheTenant {
         let hash = Sha256::new().chain_update(CACHE_TENANT_DOMAIN).chain_update(self.0);
-        CacheTenant(first_word(hash))
+        CacheTenant(first_word(hash.finalize().into()))
     }
 }
 
@@ -56,11 +56,12 @@ pub(crate) fn prefix_salt(tenant: Option<TenantSalt>, cache_salt: Option<[u8; 32
         hash.update([u8::from(part.is_some())]);
         hash.update(part.as_ref().map_or(&[][..], |part| part.as_slice()));
     }
-    Some(PrefixSalt(first_word(hash)))
+    Some(PrefixSalt(first_word(hash.finalize().into())))
 }
 
-fn first_word(hash: Sha256) -> u64 {
-    let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(hash.finalize());
+/// So much of a hash tells owners and tenants apart.
+pub(super) fn first_word(hash: [u8; 32]) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = hash;
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 

@@ -181,15 +181,15 @@ unsafe fn unpack_tile<V: Vector, T: Stored>(
         let mut row = from;
         // A whole tile has no end to look for, so that its loads stand side by side.
         if tokens == TILE {
-            for rows in &mut rows {
+            for values in &mut rows {
                 // SAFETY: the row is written, and 16 values of this chunk are within its `head_dim`.
-                *rows = unsafe { T::load(row) };
+                *values = unsafe { T::load(row) };
                 row = row.wrapping_add(head_dim);
             }
         } else {
-            for rows in rows.iter_mut().take(tokens) {
+            for values in rows.iter_mut().take(tokens) {
                 // SAFETY: as above.
-                *rows = unsafe { T::load(row) };
+                *values = unsafe { T::load(row) };
                 row = row.wrapping_add(head_dim);
             }
         }

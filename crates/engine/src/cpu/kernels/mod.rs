@@ -61,7 +61,7 @@ impl InputRows<'_> {
 }
 
 /// The rows of a kernel call at one of their blocks. It goes along the blocks by pointers: with checked sums and products of indices
-/// the inner loop had as many instructions for these as for its work, and the compiler no longer let the rows take turns.
+/// the inner loop had as many instructions for these as for its work.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct RowsAtBlock {
