@@ -147,8 +147,9 @@ def test_a_stream_that_moved_has_one_trace_and_its_stall_says_so(tmp_path):
     request = trace["request"]
     assert request["output_tokens"] == 40 and request["outcome"] == "ok", request
     causes = [stall["cause"] for stall in request["stalls"]]
-    # A machine that is busy makes a step long, too, and then that stall is told as well.
-    assert causes.count("migration") == 1 and set(causes) <= {"migration", "step_time"}, request["stalls"]
+    # A busy machine can make a step, a handoff or a token's way long, and then that stall is told as well. But nobody else has
+    # a prompt or needs blocks here.
+    assert causes.count("migration") == 1 and not {"prefill_chunk", "preemption"} & set(causes), request["stalls"]
 
 
 def judge_retried(trace, victim, noticed):
