@@ -1,9 +1,9 @@
 //! The arithmetic of the CPU engine, defined once. Two engines with equal ids give equal bits.
 //!
 //! # Both numerics
-//! All floating-point work is IEEE f32 with the default rounding and without fused multiply-add; sums have the order
-//! given here, whatever the instruction set, thread, batch or chunk. `exp` is [`crate::math::exp`]. "Tree sum" of 16
-//! lanes: add lane i + 8 to lane i, then i + 4, i + 2, i + 1.
+//! All floating-point work is IEEE f32 with the default rounding. Only `fma(a, b, c)`, which is `a * b + c`, rounds a product and a sum once. Sums have
+//! the order given here, whatever the instruction set, thread, batch or chunk. `exp` is [`crate::math::exp`]. "Tree sum" of 16 lanes: add lane i + 8 to
+//! lane i, then i + 4, i + 2, i + 1.
 //! - **Embedding**: a row of the matrix, dequantised from its panels; in families that scale it, times `sqrt(hidden size)`.
 //! - **RMS norm**: squares summed in 16 lanes over the row, tree sum, divided by the length, plus epsilon;
 //!   `s = 1 / sqrt(that)`; result `(x * s) * weight`. A norm of heads does so for each head, before RoPE. A norm after attention
@@ -13,12 +13,13 @@
 //!   `position * speed`. The speed is `base^(-2i / dims)`, divided by the factor of a linear scaling or by the pair's own factor, or changed by
 //!   Llama 3.1's formula. Angles and functions in f64; cosine and sine times the magnitude that comes with factors;
 //!   rounded to f32 once: `(a cos - b sin, a sin + b cos)`. Layers with a window may have another base and no scaling.
-//! - **Attention**, per row and query head: KV blocks of 16 tokens in order of position, up to the row's own position; with a window of w
-//!   tokens, from the block that holds the first of the row's last w tokens, its own included. A block's scores: 4 partial sums over head dim (index mod 4), `((a0 + a1) + (a2 + a3)) * scale`, where the scale is `1 / sqrt(head dim)` or
-//!   what the model says, then capped in models with a cap.
-//!   Online softmax: `m' = max(m, scores)`, `c = exp(m - m')`, `p = exp(score - m')` (0 outside the positions that the row sees),
-//!   `l = l * c + tree sum of p`, `out = out * c`, then `out += p[j] * v[j]` for each token that the row sees, in order. At the end
-//!   `out * (1 / l)`. Keys and values are read back from the KV memory, also by the step that wrote them.
+//! - **Attention**, per row and query head, up to the row's own position; with a window of w tokens, from the first of the row's last w tokens, its
+//!   own included. Keys and values are read back from the KV memory, also by the step that wrote them. Scores: 16 partial sums over head dim
+//!   (index mod 16), `acc = fma(q, k, acc)` in order, tree sum, times the scale, which is `1 / sqrt(head dim)` or what the model says, then capped in
+//!   models with a cap. The context is cut into partitions of 256 tokens by position. In each partition that the row sees any token of: `m` is the
+//!   largest score, `p = exp(score - m)`, `l` the tree sum of 16 partial sums of p (position mod 16), and `out = fma(p[j], v[j], out)` from zero, for
+//!   each token that the row sees, in order. The first partition's are the row's. A later one's (M, L and OUT) are added: `n = max(m, M)`,
+//!   `c = exp(m - n)`, `d = exp(M - n)`, `l = fma(L, d, l * c)`, `out = fma(OUT, d, out * c)`, `m = n`. At the end `out * (1 / l)`.
 //! - **Gated unit**: `(g / (1 + exp(-g))) * u`, or for GELU in its tanh form `(g / (1 + exp(-z))) * u` with
 //!   `z = ((g * g) * 0.071354814 + 1.595769) * g`.
 //! - **Cap** of scores or logits: `y = x / cap`, `(1 - 2 / (1 + exp(y + y))) * cap`.
@@ -32,8 +33,8 @@
 //!
 //! The input of every matrix is quantised per row and block of 32: `scale = absmax / 127`, `q = x * (127 / absmax)` rounded to the nearest
 //! integer, halves to even; a block whose absmax is below 1e-30 is zero. An output is a sum over blocks in order, one f32 accumulator:
-//! `acc += (d * scale) * dot + m * (scale * sum(q))` for Q4_1 (block scale d, minimum m, dot of 4-bit and 8-bit integers, exact in i32),
-//! `acc += (d * scale) * dot` for Q8_0. KV is stored as f16, rounded to nearest even.
+//! `acc = fma(d * scale, dot, acc)` (block scale d, dot of 4-bit or 8-bit integers with 8-bit integers, exact in i32), and for Q4_1 then
+//! `acc = fma(m, scale * sum(q), acc)` (minimum m). KV is stored as f16, rounded to nearest even.
 //!
 //! # `Exact`
 //! The reference: weights of every type dequantised to f32 (`model_files::gguf::dequantise_row`), f32 inputs and KV. An output has 4
@@ -55,8 +56,8 @@ impl Numerics {
     /// Part of the compatibility hash. The number after the slash changes with any change of the definition.
     pub fn id(self) -> &'static str {
         match self {
-            Numerics::Int8Blocks => "cpu-int8-blocks/1",
-            Numerics::Exact => "cpu-exact-f32/1",
+            Numerics::Int8Blocks => "cpu-int8-blocks/2",
+            Numerics::Exact => "cpu-exact-f32/2",
         }
     }
 

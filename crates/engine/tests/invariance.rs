@@ -356,6 +356,63 @@ proptest! {
     }
 }
 
+/// Contexts of one, two and three partitions. While only these few rows are computed, threads share the partitions of each.
+#[test]
+fn partitions_that_threads_share_do_not_change_the_bits() {
+    const DECODED: usize = 9;
+    for (choice, lengths) in (0..5).flat_map(|choice| [(choice, [560, 256 + 4, 40]), (choice, [512 + 4, 300, 256])]) {
+        let (model, numerics) = tiny_model(choice);
+        let model = TinyModel {
+            context_length: 600,
+            ..model
+        };
+        let token = |s: usize, i: usize| TokenId(((s + 3) * i * i + 31 * i) as u32 % TINY_VOCAB_SIZE as u32);
+        let sequences = [0, 1, 2].map(|s| (0..lengths[s]).map(|i| token(s, i)).collect::<Vec<_>>());
+        let tables = [0, 36, 60].map(|first| table(first, 570));
+        let mut alone = tiny(&model, options(numerics, 1, KernelChoice::Auto)).unwrap();
+        let expected = [0, 1, 2].map(|s| trace(&mut alone, &sequences[s], 0, 96));
+        for threads in [2, 3] {
+            let mut shared = tiny(&model, options(numerics, threads, KernelChoice::Auto)).unwrap();
+            for s in 0..3 {
+                let before = &sequences[s][..lengths[s] - DECODED];
+                feed(
+                    &mut shared,
+                    (before, 0, &tables[s]),
+                    (77, LogitsWanted::None),
+                    |_, _| {},
+                );
+            }
+            for left in (1..=DECODED).rev() {
+                let rows = [0, 1, 2].map(|s| SequenceRows {
+                    tokens: &sequences[s][lengths[s] - left..][..1],
+                    first_position: (lengths[s] - left) as u32,
+                    block_table: &tables[s],
+                    logits: LogitsWanted::Last,
+                });
+                let mut see = |s: usize, position: u32, row: &mut [f32]| {
+                    assert!(
+                        bits(row) == expected[s].logits[&position],
+                        "model {choice}, {threads} threads, sequence {s}, position {position}"
+                    );
+                };
+                // A row alone makes other tasks than three rows together.
+                if left % 3 == 0 {
+                    for s in 0..3 {
+                        let see = &mut |_: usize, position: u32, row: &mut [f32]| see(s, position, row);
+                        shared.step(&rows[s..=s], see).unwrap();
+                    }
+                } else {
+                    shared.step(&rows, &mut see).unwrap();
+                }
+            }
+            for s in 0..3 {
+                let used = &tables[s][..lengths[s].div_ceil(16)];
+                assert_eq!(block_hashes(&shared, used, lengths[s]), expected[s].blocks);
+            }
+        }
+    }
+}
+
 #[test]
 fn one_wrong_bit_of_kv_changes_the_logits() {
     let tokens = prose(40);
@@ -429,7 +486,7 @@ fn models_and_options_that_cannot_run_are_typed_errors() {
         ..int8()
     };
     let engine = tiny(&base, watched).unwrap();
-    assert_eq!(engine.model().numerics_id, "cpu-int8-blocks/1");
+    assert_eq!(engine.model().numerics_id, "cpu-int8-blocks/2");
     assert_eq!(engine.model().vocab_size as usize, TINY_VOCAB_SIZE);
     assert!(reports.windows(2).all(|pair| pair[0].done_bytes < pair[1].done_bytes));
     let last = reports.last().unwrap();

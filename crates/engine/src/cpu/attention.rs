@@ -1,36 +1,111 @@
-//! The attention phase: one tile for each KV head of each attention item.
+//! The attention phase: one tile for each KV head of each task.
+
+use std::sync::atomic::Ordering;
 
 use super::forward::Step;
-use super::kernels::attend::AttendCall;
-use super::plan::{AttentionItem, Row};
+use super::kernels::attend::{AttendCall, PartialSums};
+use super::plan::{AttentionItem, AttentionTask, Row};
 use super::pool::Pool;
 
 /// Computes attention for all rows of the step in one layer.
 pub(crate) fn run(step: &Step<'_>, pool: &mut Pool, layer: usize) {
-    let (items, kv_heads) = (&step.plan.items, step.config.kv_head_count);
-    let tiles = items.len() * kv_heads;
+    let (tasks, kv_heads) = (&step.plan.tasks, step.config.kv_head_count);
+    let tiles = tasks.len() * kv_heads;
     pool.parallel(tiles, &|tile, thread| {
         // From the back: the rows with the longest past come first, so that the last tiles are short.
         let tile = tiles - 1 - tile;
-        run_tile(step, (items[tile / kv_heads], thread), (layer, tile % kv_heads));
+        let head = (layer, tile % kv_heads);
+        match tasks[tile / kv_heads] {
+            AttentionTask::Item { item } => run_item(step, (item as usize, thread), head),
+            task @ AttentionTask::Partition { .. } => run_partition(step, (task, thread), head),
+        }
     });
 }
 
-fn run_tile(step: &Step<'_>, (item, thread): (AttentionItem, usize), (layer, kv_head): (usize, usize)) {
+fn run_item(step: &Step<'_>, (item, thread): (usize, usize), (layer, kv_head): (usize, usize)) {
+    let item = step.plan.items[item];
+    if item.stores {
+        // SAFETY: the only row of its sequence, and only this tile handles this head of it.
+        unsafe { step.turn_and_store(item.first_row as usize, layer, kv_head) };
+    }
+    with_call(step, item, (layer, kv_head), |call| {
+        let scratch = &step.scratch.threads[thread].attention;
+        let queries = call.rows * call.group;
+        // SAFETY: the scratch is this thread's own. Queries and KV of chunks were stored in an earlier phase, those of a
+        // lone row just now by this tile; nobody writes them in this phase.
+        unsafe {
+            let mut sums = scratch.sums.get(0, queries);
+            let mut partitions = call.partitions();
+            if let Some(first) = partitions.next() {
+                (step.kernels.attend_partition)(call, first, &mut scratch.get(), &mut sums);
+            }
+            for partition in partitions {
+                let mut later = scratch.partition.get(0, queries);
+                (step.kernels.attend_partition)(call, partition, &mut scratch.get(), &mut later);
+                (step.kernels.add_partition)(&mut sums, &later);
+            }
+            write(step, call, (item, kv_head), &sums);
+        }
+    });
+}
+
+/// Computes a partition of an item. The tile that is the last one to be done adds all of them up.
+fn run_partition(step: &Step<'_>, (task, thread): (AttentionTask, usize), (layer, kv_head): (usize, usize)) {
+    let AttentionTask::Partition {
+        item,
+        partition,
+        partitions,
+        first_place,
+    } = task
+    else {
+        unreachable!("the caller has matched it")
+    };
+    let (item, kv_heads, split) = (
+        step.plan.items[item as usize],
+        step.config.kv_head_count,
+        &step.scratch.split,
+    );
+    let place = |partition: u32| (first_place + partition) as usize * kv_heads + kv_head;
+    with_call(step, item, (layer, kv_head), |call| {
+        let queries = call.rows * call.group;
+        // SAFETY: scratch and place are this tile's own, until it says that it is done. Queries and KV were stored in an earlier phase.
+        unsafe {
+            let mut sums = split.places.get(place(partition), queries);
+            let scratch = &mut step.scratch.threads[thread].attention.get();
+            (step.kernels.attend_partition)(call, partition as usize, scratch, &mut sums);
+        }
+        let done = &split.done[place(0)];
+        if done.fetch_add(1, Ordering::AcqRel) + 1 < partitions {
+            return;
+        }
+        done.store(0, Ordering::Relaxed);
+        // SAFETY: all tiles of this item and head are done, and their writes are visible: the counter orders them.
+        unsafe {
+            let mut sums = split.places.get(place(0), queries);
+            for partition in 1..partitions {
+                (step.kernels.add_partition)(&mut sums, &split.places.get(place(partition), queries));
+            }
+            write(step, call, (item, kv_head), &sums);
+        }
+    });
+}
+
+fn with_call(
+    step: &Step<'_>,
+    item: AttentionItem,
+    (layer, kv_head): (usize, usize),
+    run: impl FnOnce(&AttendCall<'_>),
+) {
     let config = step.config;
     let (head_dim, group) = (config.head_dim, config.head_count / config.kv_head_count);
     let first_row = item.first_row as usize;
     let Row { position, sequence, .. } = step.plan.rows[first_row];
-    if item.alone {
-        // SAFETY: the only row of its sequence, and only this tile handles this head of it.
-        unsafe { step.turn_and_store(first_row, layer, kv_head) };
-    }
-    let column = kv_head * group * head_dim;
-    let call = AttendCall {
-        queries: step.scratch.qkv.pointer(first_row * step.qkv_columns() + column),
+    run(&AttendCall {
+        queries: step
+            .scratch
+            .qkv
+            .pointer(first_row * step.qkv_columns() + kv_head * group * head_dim),
         query_stride: step.qkv_columns(),
-        out: step.scratch.attention.pointer(first_row * config.query_size() + column),
-        out_stride: config.query_size(),
         rows: item.rows as usize,
         group,
         head_dim,
@@ -41,8 +116,30 @@ fn run_tile(step: &Step<'_>, (item, thread): (AttentionItem, usize), (layer, kv_
         keys_of: &|tile| step.keys_of(sequence as usize, tile, (layer, kv_head)),
         values_offset: step.values_offset(),
         dtype: step.geometry.dtype,
-    };
-    // SAFETY: the scratch is this thread's own. Queries and KV of chunks were stored in an earlier phase, those of a
-    // lone row just now by this tile; nobody writes them in this phase. `out` belongs to this tile alone.
-    unsafe { (step.kernels.attend)(&call, &mut step.scratch.threads[thread].attention.get(head_dim)) };
+    });
+}
+
+/// Writes the quotients of values and weights.
+///
+/// # Safety
+/// Nobody else uses the results of these rows and of this head.
+unsafe fn write(
+    step: &Step<'_>,
+    call: &AttendCall<'_>,
+    (item, kv_head): (AttentionItem, usize),
+    sums: &PartialSums<'_>,
+) {
+    let width = call.group * call.head_dim;
+    for row in 0..call.rows {
+        let start = (item.first_row as usize + row) * step.config.query_size() + kv_head * width;
+        // SAFETY: the caller's promise.
+        let out = unsafe { step.scratch.attention.write(start..start + width) };
+        let heads = out.chunks_exact_mut(call.head_dim).zip(row * call.group..);
+        for (out, query) in heads {
+            let factor = 1.0 / sums.totals[query];
+            for (out, sum) in out.iter_mut().zip(&sums.sums[query * call.head_dim..]) {
+                *out = sum * factor;
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use model_files::config::ModelConfig;
 
-use super::kernels::attend::AttendScratch;
+use super::kernels::attend::{AttendScratch, PARTITION_TILES, PartialSums};
 use super::kernels::lanes::QuantisedRow;
 use super::kernels::{BLOCK, InputRows, Kernels, LANES, Lanes};
 use super::plan::ATTENTION_ROWS;
@@ -24,6 +24,10 @@ impl<T: Copy + Default> Shared<T> {
         Self {
             cells: (0..length).map(|_| UnsafeCell::new(T::default())).collect(),
         }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.cells.len()
     }
 
     /// # Safety
@@ -162,10 +166,10 @@ impl Inputs {
 pub(crate) struct AttentionScratch {
     keys: Shared<f32>,
     values: Shared<f32>,
-    largest: Shared<Lanes>,
-    totals: Shared<Lanes>,
-    sums: Shared<f32>,
-    lengths: (usize, usize),
+    scores: Shared<Lanes>,
+    /// What an item's rows have of all partitions so far, and of one more.
+    pub(super) sums: SumPlaces,
+    pub(super) partition: SumPlaces,
 }
 
 impl AttentionScratch {
@@ -175,25 +179,62 @@ impl AttentionScratch {
         Self {
             keys: Shared::new(tile),
             values: Shared::new(tile),
-            largest: Shared::new(queries.div_ceil(LANES)),
-            totals: Shared::new(queries.div_ceil(LANES)),
-            sums: Shared::new(queries * config.head_dim),
-            lengths: (tile, queries),
+            scores: Shared::new(queries * PARTITION_TILES),
+            sums: SumPlaces::new(1, queries, config.head_dim),
+            partition: SumPlaces::new(1, queries, config.head_dim),
         }
     }
 
     /// # Safety
     /// Nobody else uses this scratch while the result lives.
-    pub(super) unsafe fn get(&self, head_dim: usize) -> AttendScratch<'_> {
-        let (tile, queries) = self.lengths;
+    pub(super) unsafe fn get(&self) -> AttendScratch<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             AttendScratch {
-                keys: self.keys.write(0..tile),
-                values: self.values.write(0..tile),
-                largest: self.largest.write(0..queries.div_ceil(LANES)),
-                totals: self.totals.write(0..queries.div_ceil(LANES)),
-                sums: self.sums.write(0..queries * head_dim),
+                keys: self.keys.write(0..self.keys.len()),
+                values: self.values.write(0..self.values.len()),
+                scores: self.scores.write(0..self.scores.len()),
+            }
+        }
+    }
+}
+
+/// Places for the sums of partitions, each with room for up to `queries` queries.
+pub(crate) struct SumPlaces {
+    largest: Shared<f32>,
+    totals: Shared<f32>,
+    sums: Shared<f32>,
+    queries: usize,
+    head_dim: usize,
+}
+
+impl SumPlaces {
+    pub(crate) fn new(places: usize, queries: usize, head_dim: usize) -> Self {
+        Self {
+            largest: Shared::new(places * queries),
+            totals: Shared::new(places * queries),
+            sums: Shared::new(places * queries * head_dim),
+            queries,
+            head_dim,
+        }
+    }
+
+    /// The first `queries` of a place.
+    ///
+    /// # Safety
+    /// Nobody else uses this place while the result lives.
+    pub(super) unsafe fn get(&self, place: usize, queries: usize) -> PartialSums<'_> {
+        assert!(queries <= self.queries, "{queries} queries of {}", self.queries);
+        let first = place * self.queries;
+        let range = first..first + queries;
+        // SAFETY: the caller's promise.
+        unsafe {
+            PartialSums {
+                largest: self.largest.write(range.clone()),
+                totals: self.totals.write(range),
+                sums: self
+                    .sums
+                    .write(first * self.head_dim..(first + queries) * self.head_dim),
             }
         }
     }

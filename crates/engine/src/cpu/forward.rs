@@ -4,15 +4,15 @@
 //! changes it. With few rows (decode) each thread prepares a matrix's inputs for itself, which costs less than one more
 //! phase. With many rows this is a phase of its own.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use model_files::config::{HEAD_DIM_MAX, ModelConfig};
 
-use super::buffers::{AttentionScratch, Inputs, Shared};
+use super::buffers::{AttentionScratch, Inputs, Shared, SumPlaces};
 use super::kernels::{Kernels, LANES, MAX_ROWS, Outputs};
-use super::plan::{AttentionItem, Row, StepLayout};
+use super::plan::{AttentionItem, Row, SplitLimits, StepLayout};
 use super::pool::Pool;
 use super::rope::LayerRopes;
 use super::weights::{Matrix, Weights};
@@ -44,8 +44,17 @@ pub(crate) struct Scratch {
     /// `[row][padded vocabulary]`.
     pub(super) logits: Shared<f32>,
     pub(super) threads: Vec<ThreadScratch>,
+    pub(super) split: SplitScratch,
     /// Counts matrix products, so that a thread knows whether its own inputs belong to the running product.
     product: AtomicU64,
+}
+
+/// The memory of items whose partitions are computed apart.
+pub(crate) struct SplitScratch {
+    /// `[place][KV head]`.
+    pub(super) places: SumPlaces,
+    /// `[first place][KV head]`: how many partitions of an item are done.
+    pub(super) done: Vec<AtomicU32>,
 }
 
 pub(crate) struct ThreadScratch {
@@ -65,6 +74,8 @@ impl Scratch {
         let layer = &config.architecture.layer;
         let has_branch = layer.post_attention_norm.is_some() || layer.post_ffn_norm.is_some();
         let branch = if has_branch { hidden } else { 0 };
+        let split = SplitLimits::new(config, threads);
+        let tiles = split.places * split.kv_heads;
         let thread = || ThreadScratch {
             inputs: Inputs::new(FEW_ROWS, columns, numerics),
             prepared: AtomicU64::new(0),
@@ -80,6 +91,10 @@ impl Scratch {
             inputs: Inputs::new(rows, columns, numerics),
             logits: Shared::new(LOGITS_ROWS.min(rows) * config.vocab_size.next_multiple_of(LANES)),
             threads: (0..threads).map(|_| thread()).collect(),
+            split: SplitScratch {
+                places: SumPlaces::new(tiles, config.head_count / config.kv_head_count, config.head_dim),
+                done: (0..tiles).map(|_| AtomicU32::new(0)).collect(),
+            },
             product: AtomicU64::new(0),
         }
     }
@@ -154,14 +169,18 @@ impl Step<'_> {
         self.config.query_size() + 2 * self.config.kv_size()
     }
 
-    /// Rows of a chunk attend to each other, so all their keys and values must be stored first.
+    /// Rows of a chunk attend to each other, and several tiles read those of a split context: so all their keys and values must be stored first.
     pub(super) fn store_chunks(&self, pool: &mut Pool, layer: usize) {
-        if !self.plan.has_chunks {
+        if !self.plan.stores_apart {
             return;
         }
         pool.parallel(self.plan.items.len(), &|tile, _| {
-            let AttentionItem { first_row, rows, alone } = self.plan.items[tile];
-            if alone {
+            let AttentionItem {
+                first_row,
+                rows,
+                stores,
+            } = self.plan.items[tile];
+            if stores {
                 return;
             }
             for row in first_row..first_row + rows {

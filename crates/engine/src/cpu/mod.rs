@@ -175,6 +175,7 @@ pub fn open_cpu_engine_with(
         weights::Weights::load(file, &config, options.numerics, &mut packing)
     })?;
     let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
+    let split = plan::SplitLimits::new(&config, options.threads);
     let facts = ModelFacts {
         name: file.name(),
         vocab_size: config.vocab_size as u32,
@@ -193,7 +194,7 @@ pub fn open_cpu_engine_with(
         ropes: rope::LayerRopes::new(&config),
         claim: StepClaim::new(kv.clone()),
         kv,
-        plan: plan::StepLayout::with_capacity(options.limits, context_blocks),
+        plan: plan::StepLayout::with_capacity(options.limits, context_blocks, split),
         scratch: forward::Scratch::new(&config, options.numerics, options.limits, pool.threads()),
         pool,
         config,

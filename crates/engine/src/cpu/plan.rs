@@ -1,6 +1,9 @@
 //! What a step computes, listed before its first phase: one entry per row, per attention item, and per logits row.
 
-use crate::{KvGeometry, LogitsWanted, SequenceRows};
+use model_files::config::ModelConfig;
+
+use super::kernels::attend::PARTITION;
+use crate::{EngineLimits, KvGeometry, LogitsWanted, SequenceRows};
 
 /// Rows of one sequence that one attention tile takes: enough to share the unpacked KV, few enough to balance threads.
 pub(crate) const ATTENTION_ROWS: usize = 16;
@@ -13,13 +16,50 @@ pub(crate) struct Row {
     pub sequence: u32,
 }
 
-/// Up to [`ATTENTION_ROWS`] neighbouring rows of one sequence. Every KV head makes one tile of it.
+/// Fewer tiles of attention than this for each thread, and the contexts of lone rows are split: so that threads which are ready find work.
+const TILES_PER_THREAD: usize = 4;
+
+/// Up to [`ATTENTION_ROWS`] neighbouring rows of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionItem {
     pub first_row: u32,
     pub rows: u32,
-    /// The sequence has one row in this step. Its tile may store its own KV, which no other tile reads.
-    pub alone: bool,
+    /// The sequence has one row in this step, and each KV head has one tile for it. That tile may store the row's own KV, which no other tile reads.
+    pub stores: bool,
+}
+
+/// What a tile of attention computes. Every KV head makes one tile of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttentionTask {
+    /// All partitions of an item, in order.
+    Item { item: u32 },
+    /// One partition of an item. Its sums have a place of their own (`first_place + partition`, for each KV head), where the last tile of the item adds them up.
+    Partition {
+        item: u32,
+        partition: u32,
+        partitions: u32,
+        first_place: u32,
+    },
+}
+
+/// How contexts may be split.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SplitLimits {
+    /// With so many tiles no context is split.
+    pub tiles: usize,
+    pub kv_heads: usize,
+    /// Places for sums of partitions, for each KV head: as many as two of the longest contexts have.
+    pub places: usize,
+}
+
+impl SplitLimits {
+    pub(crate) fn new(config: &ModelConfig, threads: usize) -> Self {
+        Self {
+            tiles: if threads > 1 { threads * TILES_PER_THREAD } else { 0 },
+            kv_heads: config.kv_head_count,
+            places: 2 * config.context_length.div_ceil(PARTITION),
+        }
+    }
 }
 
 /// A row whose logits are wanted.
@@ -35,25 +75,29 @@ pub(crate) struct LogitsRow {
 pub(crate) struct StepLayout {
     pub rows: Vec<Row>,
     pub items: Vec<AttentionItem>,
+    pub tasks: Vec<AttentionTask>,
+    split: SplitLimits,
     pub logits: Vec<LogitsRow>,
     /// Block ids of all sequences, one after the other.
     pub blocks: Vec<u32>,
     /// Where each sequence's blocks start in `blocks`.
     pub tables: Vec<usize>,
-    /// Some sequence has more than one row, so keys and values are stored in a phase of their own.
-    pub has_chunks: bool,
+    /// Some item is not one tile for each KV head, so its keys and values are stored in a phase of their own.
+    pub stores_apart: bool,
 }
 
 impl StepLayout {
-    pub(crate) fn with_capacity(limits: crate::EngineLimits, context_blocks: usize) -> Self {
+    pub(crate) fn with_capacity(limits: EngineLimits, context_blocks: usize, split: SplitLimits) -> Self {
         let (rows, sequences) = (limits.max_batch_tokens as usize, limits.max_sequences as usize);
         Self {
             rows: Vec::with_capacity(rows),
             items: Vec::with_capacity(rows / ATTENTION_ROWS + sequences + 1),
+            tasks: Vec::with_capacity(rows / ATTENTION_ROWS + sequences + 1 + split.places),
+            split,
             logits: Vec::with_capacity(rows),
             blocks: Vec::with_capacity(sequences.saturating_mul(context_blocks)),
             tables: Vec::with_capacity(sequences),
-            has_chunks: false,
+            stores_apart: false,
         }
     }
 
@@ -64,7 +108,6 @@ impl StepLayout {
         self.logits.clear();
         self.blocks.clear();
         self.tables.clear();
-        self.has_chunks = batch.iter().any(|rows| rows.tokens.len() > 1);
         for (sequence, rows) in (0u32..).zip(batch) {
             let first_row = self.rows.len() as u32;
             let count = rows.tokens.len() as u32;
@@ -81,7 +124,7 @@ impl StepLayout {
                 self.items.push(AttentionItem {
                     first_row: first_row + start,
                     rows,
-                    alone: count == 1,
+                    stores: count == 1,
                 });
             }
             let skipped = match rows.logits {
@@ -99,6 +142,33 @@ impl StepLayout {
             self.tables.push(self.blocks.len());
             let used = geometry.blocks_for(rows.end_position()) as usize;
             self.blocks.extend(rows.block_table[..used].iter().map(|block| block.0));
+        }
+        self.make_tasks();
+        self.stores_apart = self.items.iter().any(|item| !item.stores);
+    }
+
+    /// The tasks of the items: one of each, or one of each partition where else threads would have nothing to do.
+    fn make_tasks(&mut self) {
+        self.tasks.clear();
+        let is_split = self.items.len() * self.split.kv_heads < self.split.tiles;
+        let mut places = 0;
+        for (index, item) in (0u32..).zip(&mut self.items) {
+            let partitions = self.rows[item.first_row as usize].position / PARTITION as u32 + 1;
+            let is_split =
+                is_split && item.stores && partitions > 1 && places + partitions as usize <= self.split.places;
+            if !is_split {
+                self.tasks.push(AttentionTask::Item { item: index });
+                continue;
+            }
+            item.stores = false;
+            self.tasks
+                .extend((0..partitions).map(|partition| AttentionTask::Partition {
+                    item: index,
+                    partition,
+                    partitions,
+                    first_place: places as u32,
+                }));
+            places += partitions as usize;
         }
     }
 }

@@ -41,7 +41,8 @@ mod x86 {
             gate_silu,
             gate_gelu,
             softcap,
-            attend,
+            attend_partition,
+            add_partition,
         })
     }
 
@@ -142,8 +143,8 @@ mod x86 {
                         }
                         let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
                         let scale = _mm256_mul_ps(d, _mm256_set1_ps(input.scale(row)));
-                        let minimum = _mm256_mul_ps(m, _mm256_set1_ps(input.offset(row)));
-                        sums[row] = _mm256_add_ps(sums[row], _mm256_add_ps(_mm256_mul_ps(scale, dot), minimum));
+                        sums[row] = _mm256_fmadd_ps(scale, dot, sums[row]);
+                        sums[row] = _mm256_fmadd_ps(m, _mm256_set1_ps(input.offset(row)), sums[row]);
                     }
                 }
                 weights = weights.wrapping_add(Q4_1_PANEL_BLOCK);
@@ -182,8 +183,7 @@ mod x86 {
                     }
                     for row in 0..ROWS {
                         let scale = _mm256_mul_ps(d, _mm256_set1_ps(input.scale(row)));
-                        let term = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(dots[row]));
-                        sums[row] = _mm256_add_ps(sums[row], term);
+                        sums[row] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dots[row]), sums[row]);
                     }
                 }
                 weights = weights.wrapping_add(Q8_0_PANEL_BLOCK);

@@ -14,12 +14,18 @@ pub(super) use x86::detect;
     reason = "a row indexes accumulators, inputs and scales alike"
 )]
 mod x86 {
+    use std::arch::asm;
     use std::arch::x86_64::*;
 
+    use crate::cpu::kernels::vector::{Avx512, Vector as _};
     use crate::cpu::kernels::{
         BLOCK, InputRows, Kernels, LANES, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, RowsAtBlock,
         lane_kernels,
     };
+
+    /// A row that is alone needs a block in 15 ns, and memory answers in about 100 ns. With 4 KiB an Intel Xeon streamed weights 1.3 times as fast as
+    /// without.
+    const PREFETCH_AHEAD_BYTES: usize = 4_096;
 
     lane_kernels!(
         "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c",
@@ -45,7 +51,8 @@ mod x86 {
             gate_silu,
             gate_gelu,
             softcap,
-            attend,
+            attend_partition,
+            add_partition,
         })
     }
 
@@ -112,6 +119,30 @@ mod x86 {
         _mm512_set1_epi32(unsafe { quants.cast::<i32>().read_unaligned() })
     }
 
+    /// Keeps the compiler from computing row after row. A product waits five cycles for the one before it of the same row, and the machine does not look
+    /// far enough ahead to fill them.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn keep_order<const ROWS: usize>(dots: &mut [__m512i; ROWS]) {
+        for dot in dots {
+            // SAFETY: no instruction; each vector stays as it is.
+            unsafe {
+                asm!(
+                    "/* {} */",
+                    inout(zmm_reg) * dot,
+                    options(nomem, nostack, preserves_flags)
+                )
+            };
+        }
+    }
+
+    /// Asks for the weights that come so far behind these: of this panel or of the next.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn prefetch(weights: *const u8, bytes: usize) {
+        Avx512::prefetch(weights.wrapping_add(PREFETCH_AHEAD_BYTES), bytes);
+    }
+
     /// # Safety
     /// The CPU has the features; `panel` holds `blocks` blocks, as many as a row of the input has; `first + ROWS` input rows exist.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -121,6 +152,7 @@ mod x86 {
         // SAFETY: the caller's promise.
         let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
         for _ in 0..call.blocks {
+            prefetch(weights, Q4_1_PANEL_BLOCK);
             // SAFETY: the loop runs once for each block that the callers' checks of panel and input have covered.
             unsafe {
                 // A product needs the one before it of the same row, which takes five cycles: so rows take turns.
@@ -132,18 +164,19 @@ mod x86 {
                     for row in 0..ROWS {
                         dots[row] = _mm512_dpbusd_epi32(dots[row], low, four_quants(input.quants(row).add(4 * i)));
                     }
+                    keep_order(&mut dots);
                     for row in 0..ROWS {
                         let quants = input.quants(row).add(16 + 4 * i);
                         dots[row] = _mm512_dpbusd_epi32(dots[row], high, four_quants(quants));
                     }
+                    keep_order(&mut dots);
                 }
                 let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(256).cast()));
                 let m = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(288).cast()));
                 for row in 0..ROWS {
                     let scale = _mm512_mul_ps(d, _mm512_set1_ps(input.scale(row)));
-                    let minimum = _mm512_mul_ps(m, _mm512_set1_ps(input.offset(row)));
-                    let term = _mm512_add_ps(_mm512_mul_ps(scale, _mm512_cvtepi32_ps(dots[row])), minimum);
-                    sums[row] = _mm512_add_ps(sums[row], term);
+                    sums[row] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[row]), sums[row]);
+                    sums[row] = _mm512_fmadd_ps(m, _mm512_set1_ps(input.offset(row)), sums[row]);
                 }
             }
             weights = weights.wrapping_add(Q4_1_PANEL_BLOCK);
@@ -160,6 +193,7 @@ mod x86 {
         // SAFETY: the caller's promise.
         let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
         for _ in 0..call.blocks {
+            prefetch(weights, Q8_0_PANEL_BLOCK);
             // SAFETY: as in `q4_1_rows`.
             unsafe {
                 // The weights in memory are 128 too large. A sum starts with the negated amount that this adds.
@@ -173,11 +207,12 @@ mod x86 {
                         let quants = four_quants(input.quants(row).add(4 * i));
                         dots[row] = _mm512_dpbusd_epi32(dots[row], weights, quants);
                     }
+                    keep_order(&mut dots);
                 }
                 let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(512).cast()));
                 for row in 0..ROWS {
                     let scale = _mm512_mul_ps(d, _mm512_set1_ps(input.scale(row)));
-                    sums[row] = _mm512_add_ps(sums[row], _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dots[row])));
+                    sums[row] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[row]), sums[row]);
                 }
             }
             weights = weights.wrapping_add(Q8_0_PANEL_BLOCK);

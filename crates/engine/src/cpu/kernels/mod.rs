@@ -140,6 +140,10 @@ impl RowsAtBlock {
 /// `(panel, input, rows, outputs)`: computes the first `rows` entries of `outputs`.
 pub(crate) type DotKernel = fn(&[u8], &InputRows<'_>, usize, &mut Outputs);
 
+/// [`attend::attend_partition`] for an instruction set.
+pub(crate) type AttendPartition =
+    unsafe fn(&attend::AttendCall<'_>, usize, &mut attend::AttendScratch<'_>, &mut attend::PartialSums<'_>);
+
 /// Every loop that has a version per instruction set.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
@@ -156,13 +160,15 @@ pub(crate) struct Kernels {
     pub gate_gelu: fn(&mut Lanes, &Lanes),
     /// `values[i] = cap * tanh(values[i] / cap)`.
     pub softcap: fn(&mut Lanes, f32),
-    pub attend: unsafe fn(&attend::AttendCall<'_>, &mut attend::AttendScratch<'_>),
+    pub attend_partition: AttendPartition,
+    /// `(sums, later)`: adds the sums of a later partition.
+    pub add_partition: fn(&mut attend::PartialSums<'_>, &attend::PartialSums<'_>),
 }
 
 /// Compiles the lane code of `lanes` for one instruction set: same source, same bits, wider registers.
 macro_rules! lane_kernels {
     ($features:tt, $vector:ty) => {
-        use crate::cpu::kernels::attend::{self, AttendCall, AttendScratch};
+        use crate::cpu::kernels::attend::{self, AttendCall, AttendScratch, PartialSums};
         use crate::cpu::kernels::lanes;
 
         pub(super) fn dot_f32(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
@@ -214,15 +220,33 @@ macro_rules! lane_kernels {
             unsafe { inner(values, cap) }
         }
         /// # Safety
-        /// That of `attend::attend`.
-        pub(super) unsafe fn attend(call: &AttendCall<'_>, scratch: &mut AttendScratch<'_>) {
+        /// That of `attend::attend_partition`.
+        pub(super) unsafe fn attend_partition(
+            call: &AttendCall<'_>,
+            partition: usize,
+            scratch: &mut AttendScratch<'_>,
+            out: &mut PartialSums<'_>,
+        ) {
             #[target_feature(enable = $features)]
-            unsafe fn inner(call: &AttendCall<'_>, scratch: &mut AttendScratch<'_>) {
+            unsafe fn inner(
+                call: &AttendCall<'_>,
+                partition: usize,
+                scratch: &mut AttendScratch<'_>,
+                out: &mut PartialSums<'_>,
+            ) {
                 // SAFETY: the caller's promise.
-                unsafe { attend::attend::<$vector>(call, scratch) }
+                unsafe { attend::attend_partition::<$vector>(call, partition, scratch, out) }
             }
             // SAFETY: the features as above, the rest is the caller's promise.
-            unsafe { inner(call, scratch) }
+            unsafe { inner(call, partition, scratch, out) }
+        }
+        pub(super) fn add_partition(sums: &mut PartialSums<'_>, later: &PartialSums<'_>) {
+            #[target_feature(enable = $features)]
+            fn inner(sums: &mut PartialSums<'_>, later: &PartialSums<'_>) {
+                attend::add_partition::<$vector>(sums, later);
+            }
+            // SAFETY: as above.
+            unsafe { inner(sums, later) }
         }
     };
 }

@@ -16,7 +16,8 @@ pub(super) const KERNELS: Kernels = Kernels {
     gate_silu: lanes::gate_silu::<Lanes>,
     gate_gelu: lanes::gate_gelu::<Lanes>,
     softcap: lanes::softcap::<Lanes>,
-    attend: attend::attend::<Lanes>,
+    attend_partition: attend::attend_partition::<Lanes>,
+    add_partition: attend::add_partition::<Lanes>,
 };
 
 fn dot_f32(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
@@ -34,7 +35,7 @@ struct Unpacked {
     minima: Lanes,
 }
 
-/// `acc += (d * scale) * dot + m * offset`, or without the minimum, for one block and every row.
+/// `acc += (d * scale) * dot` and then `acc += m * offset`, both fused, for one block and every row. Without minima only the first.
 fn add_block<const MINIMA: bool>(
     block: &Unpacked,
     (input, rows): (&InputRows<'_>, usize),
@@ -56,12 +57,10 @@ fn add_block<const MINIMA: bool>(
             let dot: i32 = products
                 .map(|(weight, quant)| i32::from(*weight) * i32::from(*quant))
                 .sum();
-            let term = (block.scales[lane] * scale) * dot as f32;
-            *sum += if MINIMA {
-                term + block.minima[lane] * offset
-            } else {
-                term
-            };
+            *sum = (block.scales[lane] * scale).mul_add(dot as f32, *sum);
+            if MINIMA {
+                *sum = block.minima[lane].mul_add(offset, *sum);
+            }
         }
     }
 }

@@ -1,0 +1,295 @@
+//! Attention of query rows of one sequence against the KV of one head, generic over [`Vector`].
+//!
+//! The context is cut into partitions of [`PARTITION`] tokens by position. [`attend_partition`] computes the scores of a partition, their softmax, and the weighted
+//! values. [`add_partition`] adds a later partition to the sums of the ones before, in order. So the partitions of one row may be computed by several threads, and
+//! the bits are those that `crate::numerics` defines all the same.
+//!
+//! Few queries (`few`) read keys and values straight from the KV memory, with the head's values in the lanes. Many queries (`many`) share tiles that
+//! are unpacked once, with the tile's tokens in the lanes of its keys. Both ways give the same bits.
+//!
+//! Vectors stay out of closures here: those are not always inlined, and then each operation is a call through memory. That made attention
+//! three times slower.
+
+#[expect(
+    clippy::needless_range_loop,
+    reason = "a query indexes vectors, weights and sums alike"
+)]
+mod few;
+#[expect(clippy::needless_range_loop, reason = "as above")]
+mod many;
+mod stored;
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use self::stored::Stored;
+use super::lanes::capped;
+use super::vector::Vector;
+use super::{LANES, Lanes};
+use crate::KvDtype;
+use crate::math::exp;
+
+/// Query rows of one sequence against the KV of one head.
+pub(crate) struct AttendCall<'a> {
+    /// Row 0, head 0; `query_stride` values from row to row, heads of the group side by side.
+    pub queries: *const f32,
+    pub query_stride: usize,
+    pub rows: usize,
+    /// Query heads that share the KV head.
+    pub group: usize,
+    /// A multiple of 16.
+    pub head_dim: usize,
+    /// The position of row 0.
+    pub first_position: usize,
+    /// What scores are multiplied by.
+    pub scale: f32,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// A row sees this many tokens, itself included. Earlier tiles are not read.
+    pub window: Option<usize>,
+    /// Start of the keys of a tile (by index in the sequence) for this layer and head.
+    pub keys_of: &'a dyn Fn(usize) -> *const u8,
+    /// The distance from a tile's keys to its values, in bytes.
+    pub values_offset: usize,
+    pub dtype: KvDtype,
+}
+
+/// Scratch memory of one thread.
+pub(crate) struct AttendScratch<'a> {
+    /// `[head_dim]` x 16 tokens: a tile's keys, transposed.
+    pub keys: &'a mut [f32],
+    /// 16 tokens x `[head_dim]`.
+    pub values: &'a mut [f32],
+    /// `[row][head]` x [`PARTITION_TILES`]: scores of a partition, then the weights that they become.
+    pub scores: &'a mut [Lanes],
+}
+
+/// What queries (`[row][head]`) have of the partitions so far.
+pub(crate) struct PartialSums<'a> {
+    /// Their largest scores. Minus infinity: they see nothing of it.
+    pub largest: &'a mut [f32],
+    /// Sums of their weights.
+    pub totals: &'a mut [f32],
+    /// `[query][head_dim]`: weighted values.
+    pub sums: &'a mut [f32],
+}
+
+/// Tokens of an attention tile: one vector of scores. A KV block holds a whole number of tiles, side by side.
+const TILE: usize = LANES;
+const _: () = assert!(TILE == crate::kv_geometry::TILE_TOKENS as usize);
+/// Tiles of a partition. More threads find work with short partitions. But each partition costs a chunk's rows a softmax and an addition of their own, about a
+/// hundredth of its time with 16 tiles.
+pub(crate) const PARTITION_TILES: usize = 16;
+/// Tokens of a partition.
+pub(crate) const PARTITION: usize = PARTITION_TILES * TILE;
+/// Fewer queries do not pay for unpacking.
+const MANY: usize = 8;
+/// Registers that hold 4 accumulators for each of 4 queries, and what is added to them.
+const REGISTERS_FOR_FOUR: usize = 24;
+/// Vectors of a head that are held in registers together.
+const CHUNKS: usize = 4;
+
+/// The sums of one partition, for all queries of the call.
+///
+/// # Safety
+/// The pointers of `call` are valid for what its fields say, and the KV rows up to the last query's position are written
+/// and not being written.
+#[inline(always)]
+pub(crate) unsafe fn attend_partition<V: Vector>(
+    call: &AttendCall<'_>,
+    partition: usize,
+    scratch: &mut AttendScratch<'_>,
+    out: &mut PartialSums<'_>,
+) {
+    // SAFETY: the caller's promise. The types are those of the stored values.
+    unsafe {
+        match call.dtype {
+            KvDtype::F16 => attend_stored::<V, f16>(call, partition, scratch, out),
+            KvDtype::F32 => attend_stored::<V, f32>(call, partition, scratch, out),
+            // No numerics of this engine store it.
+            KvDtype::Bf16 => attend_stored::<V, bf16>(call, partition, scratch, out),
+        }
+    }
+}
+
+/// # Safety
+/// As `attend_partition`, whose keys and values have the type `T`.
+#[inline(always)]
+unsafe fn attend_stored<V: Vector, T: Stored>(
+    call: &AttendCall<'_>,
+    partition: usize,
+    scratch: &mut AttendScratch<'_>,
+    out: &mut PartialSums<'_>,
+) {
+    let tiles = PartitionTiles::of(call, partition);
+    let is_many = call.rows * call.group >= MANY;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match is_many {
+            true if V::REGISTERS >= REGISTERS_FOR_FOUR => many::score::<V, T, 4>(call, &tiles, scratch),
+            true => many::score::<V, T, 1>(call, &tiles, scratch),
+            false => few::score::<V, T>(call, &tiles, scratch.scores),
+        }
+    }
+    for query in 0..call.rows * call.group {
+        let scores = &mut scratch.scores[query * PARTITION_TILES..][..PARTITION_TILES];
+        (out.largest[query], out.totals[query]) = soften::<V>(scores, tiles.seen(call, query / call.group));
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match is_many {
+            true if V::REGISTERS >= REGISTERS_FOR_FOUR => many::weigh::<V, T, 4>(call, &tiles, scratch, out.sums),
+            true => many::weigh::<V, T, 1>(call, &tiles, scratch, out.sums),
+            false => few::weigh::<V, T>(call, &tiles, scratch.scores, out.sums),
+        }
+    }
+}
+
+/// Scores become weights. Returns the largest score and the sum of the weights. `seen` counts tokens of the partition.
+#[inline(always)]
+fn soften<V: Vector>(scores: &mut [Lanes], seen: Range<usize>) -> (f32, f32) {
+    if seen.is_empty() {
+        return (f32::NEG_INFINITY, 0.0);
+    }
+    let (first, last) = (seen.start / TILE, (seen.end - 1) / TILE);
+    scores[first][..seen.start % TILE].fill(f32::NEG_INFINITY);
+    scores[last][(seen.end - 1) % TILE + 1..].fill(f32::NEG_INFINITY);
+    let scores = &mut scores[first..=last];
+    let mut largest = V::load(&scores[0]);
+    for score in &scores[1..] {
+        largest = largest.larger(V::load(score));
+    }
+    let largest = largest.largest();
+    let mut total = V::splat(0.0);
+    for score in scores {
+        let weight = V::load(score).sub(V::splat(largest)).exp();
+        weight.store(score);
+        total = total.add(weight);
+    }
+    (largest, total.tree_sum())
+}
+
+/// Adds the sums of a later partition.
+#[inline(always)]
+pub(crate) fn add_partition<V: Vector>(sums: &mut PartialSums<'_>, later: &PartialSums<'_>) {
+    let head_dim = sums.sums.len() / sums.largest.len();
+    for query in 0..sums.largest.len() {
+        let (before, of_partition) = (sums.largest[query], later.largest[query]);
+        if of_partition == f32::NEG_INFINITY {
+            continue;
+        }
+        let (sums_of_query, later_of_query) = (
+            &mut sums.sums[query * head_dim..][..head_dim],
+            &later.sums[query * head_dim..][..head_dim],
+        );
+        if before == f32::NEG_INFINITY {
+            sums.largest[query] = of_partition;
+            sums.totals[query] = later.totals[query];
+            sums_of_query.copy_from_slice(later_of_query);
+            continue;
+        }
+        let largest = if of_partition > before { of_partition } else { before };
+        let (keep, added) = (exp(before - largest), exp(of_partition - largest));
+        sums.largest[query] = largest;
+        sums.totals[query] = later.totals[query].mul_add(added, sums.totals[query] * keep);
+        let (keep, added) = (V::splat(keep), V::splat(added));
+        let later = later_of_query.as_chunks::<LANES>().0;
+        for (sum, later) in sums_of_query.as_chunks_mut::<LANES>().0.iter_mut().zip(later) {
+            V::load(later).mul_add(added, V::load(sum).mul(keep)).store(sum);
+        }
+    }
+}
+
+/// The tiles of a partition that the call's rows see.
+struct PartitionTiles {
+    /// The first position of the partition.
+    start: usize,
+    /// Tiles of the partition, from its first.
+    tiles: Range<usize>,
+    /// Tokens of the partition that are written.
+    tokens: usize,
+    /// Where the keys of each tile start.
+    keys: [*const u8; PARTITION_TILES],
+}
+
+impl PartitionTiles {
+    #[inline(always)]
+    fn of(call: &AttendCall<'_>, partition: usize) -> Self {
+        let start = partition * PARTITION;
+        let tokens = (call.first_position + call.rows).saturating_sub(start).min(PARTITION);
+        let tiles = (call.first_seen(0).saturating_sub(start) / TILE).min(PARTITION_TILES)..tokens.div_ceil(TILE);
+        let mut keys = [std::ptr::null(); PARTITION_TILES];
+        for tile in tiles.clone() {
+            keys[tile] = (call.keys_of)(partition * PARTITION_TILES + tile);
+        }
+        Self {
+            start,
+            tiles,
+            tokens,
+            keys,
+        }
+    }
+
+    /// The tokens of the partition that a row sees.
+    #[inline(always)]
+    fn seen(&self, call: &AttendCall<'_>, row: usize) -> Range<usize> {
+        let end = (call.first_position + row + 1)
+            .saturating_sub(self.start)
+            .min(PARTITION);
+        call.first_seen(row).saturating_sub(self.start).min(end)..end
+    }
+
+    /// Tiles lie in blocks that are anywhere in memory, so the machine does not see which one comes next.
+    #[inline(always)]
+    fn prefetch<V: Vector>(&self, call: &AttendCall<'_>, tile: usize, offset: usize) {
+        if tile < self.tiles.end {
+            let bytes = TILE * call.head_dim * call.dtype.bytes();
+            V::prefetch(self.keys[tile].wrapping_add(offset), bytes);
+        }
+    }
+}
+
+/// The part of `seen` that is in a tile, counted from the tile's first token.
+#[inline(always)]
+fn within_tile(seen: &Range<usize>, tile: usize) -> Range<usize> {
+    let start = tile * TILE;
+    let end = seen.end.saturating_sub(start).min(TILE);
+    seen.start.saturating_sub(start).min(end)..end
+}
+
+impl AttendCall<'_> {
+    /// The first position that this row sees.
+    #[inline(always)]
+    fn first_seen(&self, row: usize) -> usize {
+        self.window
+            .map_or(0, |window| (self.first_position + row + 1).saturating_sub(window))
+    }
+
+    /// The partitions of which some row sees something.
+    pub(crate) fn partitions(&self) -> Range<usize> {
+        self.first_seen(0) / PARTITION..(self.first_position + self.rows).div_ceil(PARTITION)
+    }
+
+    /// # Safety
+    /// `index` is below `rows * group`, and `queries` is valid for what the fields say.
+    #[inline(always)]
+    unsafe fn query(&self, index: usize) -> &[f32] {
+        let (row, head) = (index / self.group, index % self.group);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let start = self.queries.add(row * self.query_stride + head * self.head_dim);
+            std::slice::from_raw_parts(start, self.head_dim)
+        }
+    }
+
+    /// Products of a query and keys become scores.
+    #[inline(always)]
+    fn scored<V: Vector>(&self, products: V) -> V {
+        let scores = products.mul(V::splat(self.scale));
+        match self.softcap {
+            Some(cap) => capped(scores, cap),
+            None => scores,
+        }
+    }
+}
