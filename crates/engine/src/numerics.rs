@@ -2,8 +2,7 @@
 //!
 //! # Both numerics
 //! All floating-point work is IEEE f32 with the default rounding. Only `fma(a, b, c)`, which is `a * b + c`, rounds a product and a sum once. Sums have
-//! the order given here, whatever the instruction set, thread, batch or chunk. `exp` is [`crate::math::exp`]. "Tree sum" of 16 lanes: add lane i + 8 to
-//! lane i, then i + 4, i + 2, i + 1.
+//! the order given here. `exp` is [`crate::math::exp`]. "Tree sum" of 16 lanes: add lane i + 8 to lane i, then i + 4, i + 2, i + 1.
 //! - **Embedding**: a row of the matrix, dequantised from its panels; in families that scale it, times `sqrt(hidden size)`.
 //! - **RMS norm**: squares summed in 16 lanes over the row, tree sum, divided by the length, plus epsilon;
 //!   `s = 1 / sqrt(that)`; result `(x * s) * weight`. A norm of heads does so for each head, before RoPE. A norm after attention
