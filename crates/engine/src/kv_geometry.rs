@@ -43,7 +43,7 @@ pub struct KvGeometry {
 
 /// Tokens per block unless a node is told otherwise.
 pub const BLOCK_TOKENS: u32 = 16;
-/// The attention tile of the CPU engine (see `numerics`). A block holds a whole number of tiles.
+/// The attention tile of the CPU engine (`cpu/kernels/attend/mod.rs`). A block holds a whole number of tiles.
 pub const TILE_TOKENS: u32 = 16;
 /// Larger blocks only waste memory at the ends of sequences. Serving systems offer 256 at most.
 pub const BLOCK_TOKENS_MAX: u32 = 256;

@@ -89,8 +89,14 @@ pub(crate) fn buffer_bytes(config: &ModelConfig, limits: EngineLimits, threads: 
     let logits = LOGITS_ROWS.min(rows).saturating_mul(config.vocab_size);
     let tables = 1 + usize::from(config.window_rope.is_some());
     let rope = config.context_length.saturating_mul(tables * config.rope.dims);
-    let of_threads = threads.saturating_mul(config.context_length.saturating_add(16 * widest));
-    let numbers = [rows.saturating_mul(row), logits, rope, of_threads];
+    // For each thread: scores of a tile of attention, two sums of its queries, an unpacked tile, and inputs of a matrix.
+    let queries = 16 * config.head_count / config.kv_head_count.max(1);
+    let attention = queries * (256 + 2 * (config.head_dim + 2)) + 32 * config.head_dim;
+    let of_threads = threads.saturating_mul(attention + 16 * widest);
+    // Sums of partitions of 256 tokens of two contexts, if threads share them.
+    let partitions = 2 * config.context_length.div_ceil(256);
+    let sums = partitions.saturating_mul(config.head_count * (config.head_dim + 2) + config.kv_head_count);
+    let numbers = [rows.saturating_mul(row), logits, rope, of_threads, sums];
     let numbers = numbers.into_iter().fold(0, usize::saturating_add) as u64;
     numbers
         .saturating_mul(size_of::<f32>() as u64)

@@ -14,7 +14,7 @@
 //!   rounded to f32 once: `(a cos - b sin, a sin + b cos)`. Layers with a window may have another base and no scaling.
 //! - **Attention**, per row and query head, up to the row's own position; with a window of w tokens, from the first of the row's last w tokens, its
 //!   own included. Keys and values are read back from the KV memory, also by the step that wrote them. Scores: 16 partial sums over head dim
-//!   (index mod 16), `acc = fma(q, k, acc)` in order, tree sum, times the scale, which is `1 / sqrt(head dim)` or what the model says, then capped in
+//!   (index mod 16), `acc = fma(q, k, acc)` from zero in order, tree sum, times the scale, which is `1 / sqrt(head dim)` or what the model says, then capped in
 //!   models with a cap. The context is cut into partitions of 256 tokens by position. In each partition that the row sees any token of: `m` is the
 //!   largest score, `p = exp(score - m)`, `l` the tree sum of 16 partial sums of p (position mod 16), and `out = fma(p[j], v[j], out)` from zero, for
 //!   each token that the row sees, in order. The first partition's are the row's. A later one's (M, L and OUT) are added: `n = max(m, M)`,

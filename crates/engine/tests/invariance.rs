@@ -13,7 +13,7 @@ use engine::{
     KvSize, LogitsWanted, NotShared, Numerics, SequenceRows, WeightsFile, open_cpu_engine, open_cpu_engine_with,
 };
 use model_files::arch::Architecture;
-use model_files::gguf::GgmlType;
+use model_files::gguf::{GgmlType, MetadataValue};
 use model_files::model::Model;
 use model_files::test_kit::{TINY_VOCAB_SIZE, TinyModel, golden_models};
 use proptest::prelude::*;
@@ -197,7 +197,7 @@ fn options(numerics: Numerics, threads: usize, kernel: KernelChoice) -> CpuEngin
             max_sequences: 8,
         },
         block_tokens: BLOCK_TOKENS,
-        kv_size: KvSize::Blocks(96),
+        kv_size: KvSize::Blocks(128),
         kv_backing: Default::default(),
         progress: None,
     }
@@ -273,6 +273,16 @@ fn tiny_model(choice: usize) -> (TinyModel, Numerics) {
         ),
         3 => (
             TinyModel {
+                matrix_kind: GgmlType::Q8_0,
+                head_count: 7,
+                kv_head_count: 1,
+                head_dim: 32,
+                ..base
+            },
+            Numerics::Int8Blocks,
+        ),
+        4 => (
+            TinyModel {
                 architecture: Architecture::named("gemma3").unwrap(),
                 matrix_kind: GgmlType::Q4_1,
                 head_dim: 80,
@@ -299,7 +309,7 @@ proptest! {
     /// Some sequences, run together in steps of random shares, against each of them alone in one chunk.
     #[test]
     fn random_schedules_give_the_bits_of_each_sequence_alone(
-        choice in 0usize..5,
+        choice in 0usize..6,
         kernel in prop::sample::select(vec![KernelChoice::Portable, KernelChoice::Auto, KernelChoice::Avx2]),
         threads in 1usize..4,
         lengths in prop::collection::vec(1usize..90, 1..5),
@@ -356,59 +366,80 @@ proptest! {
     }
 }
 
-/// Contexts of one, two and three partitions. While only these few rows are computed, threads share the partitions of each.
+/// Contexts of one, two and three partitions, with and without windows. While only these few rows are computed, threads share the partitions of each.
 #[test]
 fn partitions_that_threads_share_do_not_change_the_bits() {
-    const DECODED: usize = 9;
-    for (choice, lengths) in (0..5).flat_map(|choice| [(choice, [560, 256 + 4, 40]), (choice, [512 + 4, 300, 256])]) {
+    let long = |model| TinyModel {
+        context_length: 900,
+        ..model
+    };
+    let window = |tokens: u32| {
+        let model = long(TinyModel::default()).build();
+        model.metadata("llama.attention.sliding_window", MetadataValue::U32(tokens))
+    };
+    let choices = (0..6).map(|choice| {
         let (model, numerics) = tiny_model(choice);
-        let model = TinyModel {
-            context_length: 600,
-            ..model
-        };
-        let token = |s: usize, i: usize| TokenId(((s + 3) * i * i + 31 * i) as u32 % TINY_VOCAB_SIZE as u32);
-        let sequences = [0, 1, 2].map(|s| (0..lengths[s]).map(|i| token(s, i)).collect::<Vec<_>>());
-        let tables = [0, 36, 60].map(|first| table(first, 570));
-        let mut alone = tiny(&model, options(numerics, 1, KernelChoice::Auto)).unwrap();
-        let expected = [0, 1, 2].map(|s| trace(&mut alone, &sequences[s], 0, 96));
-        for threads in [2, 3] {
-            let mut shared = tiny(&model, options(numerics, threads, KernelChoice::Auto)).unwrap();
-            for s in 0..3 {
-                let before = &sequences[s][..lengths[s] - DECODED];
-                feed(
-                    &mut shared,
-                    (before, 0, &tables[s]),
-                    (77, LogitsWanted::None),
-                    |_, _| {},
-                );
-            }
-            for left in (1..=DECODED).rev() {
-                let rows = [0, 1, 2].map(|s| SequenceRows {
-                    tokens: &sequences[s][lengths[s] - left..][..1],
-                    first_position: (lengths[s] - left) as u32,
-                    block_table: &tables[s],
-                    logits: LogitsWanted::Last,
-                });
-                let mut see = |s: usize, position: u32, row: &mut [f32]| {
-                    assert!(
-                        bits(row) == expected[s].logits[&position],
-                        "model {choice}, {threads} threads, sequence {s}, position {position}"
-                    );
-                };
-                // A row alone makes other tasks than three rows together.
-                if left % 3 == 0 {
-                    for s in 0..3 {
-                        let see = &mut |_: usize, position: u32, row: &mut [f32]| see(s, position, row);
-                        shared.step(&rows[s..=s], see).unwrap();
-                    }
-                } else {
-                    shared.step(&rows, &mut see).unwrap();
+        (format!("choice {choice}"), long(model).build(), numerics)
+    });
+    // Contexts are not split in layers with the first. With the second, some rows see nothing of their first partition any more.
+    let windows = [24, 513].map(|tokens| (format!("window of {tokens}"), window(tokens), Numerics::Int8Blocks));
+    for (name, model, numerics) in choices.chain(windows) {
+        let file = file_of(&model);
+        // The last has no slots for its third context.
+        for lengths in [[790, 256 + 4, 40], [512 + 4, 300, 256], [790, 520, 300]] {
+            decode_together(&name, &file, numerics, lengths);
+        }
+    }
+}
+
+/// Nine tokens of three sequences, together and one by one, against each of them alone in chunks.
+fn decode_together(name: &str, file: &Model, numerics: Numerics, lengths: [usize; 3]) {
+    const DECODED: usize = 9;
+    let open = |threads| open_cpu_engine(file, options(numerics, threads, KernelChoice::Auto)).unwrap();
+    let token = |s: usize, i: usize| TokenId(((s + 3) * i * i + 31 * i) as u32 % TINY_VOCAB_SIZE as u32);
+    let sequences = [0, 1, 2].map(|s| (0..lengths[s]).map(|i| token(s, i)).collect::<Vec<_>>());
+    let blocks = lengths.map(|length| length.div_ceil(16) as u32);
+    let tables = [0, 1, 2].map(|s| table(blocks[..s].iter().sum(), lengths[s]));
+    let mut alone = open(1);
+    let expected = [0, 1, 2].map(|s| trace(&mut alone, &sequences[s], 0, 96));
+    for threads in [2, 3] {
+        let mut shared = open(threads);
+        for s in 0..3 {
+            let before = &sequences[s][..lengths[s] - DECODED];
+            feed(
+                &mut shared,
+                (before, 0, &tables[s]),
+                (77, LogitsWanted::None),
+                |_, _| {},
+            );
+        }
+        for left in (1..=DECODED).rev() {
+            let rows = [0, 1, 2].map(|s| SequenceRows {
+                tokens: &sequences[s][lengths[s] - left..][..1],
+                first_position: (lengths[s] - left) as u32,
+                block_table: &tables[s],
+                logits: LogitsWanted::Last,
+            });
+            let mut see = |s: usize, position: u32, row: &mut [f32]| {
+                let is_equal = bits(row) == expected[s].logits[&position];
+                assert!(is_equal, "{name}, {threads} threads, sequence {s}, position {position}");
+            };
+            // A row alone makes other tasks than three rows together.
+            if left % 3 == 0 {
+                for s in 0..3 {
+                    let see = &mut |_: usize, position: u32, row: &mut [f32]| see(s, position, row);
+                    shared.step(&rows[s..=s], see).unwrap();
                 }
+            } else {
+                shared.step(&rows, &mut see).unwrap();
             }
-            for s in 0..3 {
-                let used = &tables[s][..lengths[s].div_ceil(16)];
-                assert_eq!(block_hashes(&shared, used, lengths[s]), expected[s].blocks);
-            }
+        }
+        for s in 0..3 {
+            assert_eq!(
+                block_hashes(&shared, &tables[s], lengths[s]),
+                expected[s].blocks,
+                "{name}"
+            );
         }
     }
 }

@@ -3,21 +3,48 @@
 use std::sync::atomic::Ordering;
 
 use super::forward::Step;
-use super::kernels::attend::{AttendCall, PartialSums};
-use super::plan::{AttentionItem, AttentionTask, Row};
+use super::kernels::attend::{AttendCall, PARTITION, PartialSums};
+use super::plan::{AttentionItem, AttentionTask, PartitionTask, Row};
 use super::pool::Pool;
+
+/// A layer with a window of up to so many partitions has few tiles to share: its contexts are not split.
+const SMALL_WINDOW: usize = 2 * PARTITION;
 
 /// Computes attention for all rows of the step in one layer.
 pub(crate) fn run(step: &Step<'_>, pool: &mut Pool, layer: usize) {
-    let (tasks, kv_heads) = (&step.plan.tasks, step.config.kv_head_count);
-    let tiles = tasks.len() * kv_heads;
-    pool.parallel(tiles, &|tile, thread| {
+    let kv_heads = step.config.kv_head_count;
+    if step
+        .config
+        .window_of(layer)
+        .is_some_and(|window| window <= SMALL_WINDOW)
+    {
+        let items = step.plan.items.len();
         // From the back: the rows with the longest past come first, so that the last tiles are short.
-        let tile = tiles - 1 - tile;
+        return pool.parallel(items * kv_heads, &|tile, thread| {
+            let item = items - 1 - tile / kv_heads;
+            run_item(step, (item, thread), (layer, tile % kv_heads));
+        });
+    }
+    let tasks = &step.plan.tasks;
+    for task in tasks {
+        // A phase that panicked may have left another count.
+        if let AttentionTask::Partition(PartitionTask {
+            first_slot,
+            partition: 0,
+            ..
+        }) = task
+        {
+            let first = *first_slot as usize * kv_heads;
+            for done in &step.scratch.partitions.done[first..first + kv_heads] {
+                done.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+    pool.parallel(tasks.len() * kv_heads, &|tile, thread| {
         let head = (layer, tile % kv_heads);
-        match tasks[tile / kv_heads] {
-            AttentionTask::Item { item } => run_item(step, (item as usize, thread), head),
-            task @ AttentionTask::Partition { .. } => run_partition(step, (task, thread), head),
+        match tasks[tasks.len() - 1 - tile / kv_heads] {
+            AttentionTask::Item(item) => run_item(step, (item as usize, thread), head),
+            AttentionTask::Partition(task) => run_partition(step, (task, thread), head),
         }
     });
 }
@@ -50,40 +77,26 @@ fn run_item(step: &Step<'_>, (item, thread): (usize, usize), (layer, kv_head): (
 }
 
 /// Computes a partition of an item. The tile that is the last one to be done adds all of them up.
-fn run_partition(step: &Step<'_>, (task, thread): (AttentionTask, usize), (layer, kv_head): (usize, usize)) {
-    let AttentionTask::Partition {
-        item,
-        partition,
-        partitions,
-        first_place,
-    } = task
-    else {
-        unreachable!("the caller has matched it")
-    };
-    let (item, kv_heads, split) = (
-        step.plan.items[item as usize],
-        step.config.kv_head_count,
-        &step.scratch.split,
-    );
-    let place = |partition: u32| (first_place + partition) as usize * kv_heads + kv_head;
+fn run_partition(step: &Step<'_>, (task, thread): (PartitionTask, usize), (layer, kv_head): (usize, usize)) {
+    let item = step.plan.items[task.item as usize];
+    let partitions = &step.scratch.partitions;
+    let slot = |partition: u32| (task.first_slot + partition) as usize * step.config.kv_head_count + kv_head;
     with_call(step, item, (layer, kv_head), |call| {
         let queries = call.rows * call.group;
-        // SAFETY: scratch and place are this tile's own, until it says that it is done. Queries and KV were stored in an earlier phase.
+        // SAFETY: scratch and slot are this tile's own, until it says that it is done. Queries and KV were stored in an earlier phase.
         unsafe {
-            let mut sums = split.places.get(place(partition), queries);
+            let mut sums = partitions.slots.get(slot(task.partition), queries);
             let scratch = &mut step.scratch.threads[thread].attention.get();
-            (step.kernels.attend_partition)(call, partition as usize, scratch, &mut sums);
+            (step.kernels.attend_partition)(call, task.partition as usize, scratch, &mut sums);
         }
-        let done = &split.done[place(0)];
-        if done.fetch_add(1, Ordering::AcqRel) + 1 < partitions {
+        if partitions.done[slot(0)].fetch_add(1, Ordering::AcqRel) + 1 < task.partitions {
             return;
         }
-        done.store(0, Ordering::Relaxed);
         // SAFETY: all tiles of this item and head are done, and their writes are visible: the counter orders them.
         unsafe {
-            let mut sums = split.places.get(place(0), queries);
-            for partition in 1..partitions {
-                (step.kernels.add_partition)(&mut sums, &split.places.get(place(partition), queries));
+            let mut sums = partitions.slots.get(slot(0), queries);
+            for later in 1..task.partitions {
+                (step.kernels.add_partition)(&mut sums, &partitions.slots.get(slot(later), queries));
             }
             write(step, call, (item, kv_head), &sums);
         }

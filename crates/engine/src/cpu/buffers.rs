@@ -168,8 +168,8 @@ pub(crate) struct AttentionScratch {
     values: Shared<f32>,
     scores: Shared<Lanes>,
     /// What an item's rows have of all partitions so far, and of one more.
-    pub(super) sums: SumPlaces,
-    pub(super) partition: SumPlaces,
+    pub(super) sums: SumSlots,
+    pub(super) partition: SumSlots,
 }
 
 impl AttentionScratch {
@@ -180,8 +180,8 @@ impl AttentionScratch {
             keys: Shared::new(tile),
             values: Shared::new(tile),
             scores: Shared::new(queries * PARTITION_TILES),
-            sums: SumPlaces::new(1, queries, config.head_dim),
-            partition: SumPlaces::new(1, queries, config.head_dim),
+            sums: SumSlots::new(1, queries, config.head_dim),
+            partition: SumSlots::new(1, queries, config.head_dim),
         }
     }
 
@@ -199,8 +199,8 @@ impl AttentionScratch {
     }
 }
 
-/// Places for the sums of partitions, each with room for up to `queries` queries.
-pub(crate) struct SumPlaces {
+/// Slots for the sums of partitions, each with room for up to `queries` queries.
+pub(crate) struct SumSlots {
     largest: Shared<f32>,
     totals: Shared<f32>,
     sums: Shared<f32>,
@@ -208,24 +208,24 @@ pub(crate) struct SumPlaces {
     head_dim: usize,
 }
 
-impl SumPlaces {
-    pub(crate) fn new(places: usize, queries: usize, head_dim: usize) -> Self {
+impl SumSlots {
+    pub(crate) fn new(slots: usize, queries: usize, head_dim: usize) -> Self {
         Self {
-            largest: Shared::new(places * queries),
-            totals: Shared::new(places * queries),
-            sums: Shared::new(places * queries * head_dim),
+            largest: Shared::new(slots * queries),
+            totals: Shared::new(slots * queries),
+            sums: Shared::new(slots * queries * head_dim),
             queries,
             head_dim,
         }
     }
 
-    /// The first `queries` of a place.
+    /// The first `queries` of a slot.
     ///
     /// # Safety
-    /// Nobody else uses this place while the result lives.
-    pub(super) unsafe fn get(&self, place: usize, queries: usize) -> PartialSums<'_> {
+    /// Nobody else uses this slot while the result lives.
+    pub(super) unsafe fn get(&self, slot: usize, queries: usize) -> PartialSums<'_> {
         assert!(queries <= self.queries, "{queries} queries of {}", self.queries);
-        let first = place * self.queries;
+        let first = slot * self.queries;
         let range = first..first + queries;
         // SAFETY: the caller's promise.
         unsafe {

@@ -10,9 +10,9 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use model_files::config::{HEAD_DIM_MAX, ModelConfig};
 
-use super::buffers::{AttentionScratch, Inputs, Shared, SumPlaces};
+use super::buffers::{AttentionScratch, Inputs, Shared, SumSlots};
 use super::kernels::{Kernels, LANES, MAX_ROWS, Outputs};
-use super::plan::{AttentionItem, Row, SplitLimits, StepLayout};
+use super::plan::{AttentionItem, PartitionLimits, Row, StepLayout};
 use super::pool::Pool;
 use super::rope::LayerRopes;
 use super::weights::{Matrix, Weights};
@@ -44,16 +44,16 @@ pub(crate) struct Scratch {
     /// `[row][padded vocabulary]`.
     pub(super) logits: Shared<f32>,
     pub(super) threads: Vec<ThreadScratch>,
-    pub(super) split: SplitScratch,
+    pub(super) partitions: PartitionScratch,
     /// Counts matrix products, so that a thread knows whether its own inputs belong to the running product.
     product: AtomicU64,
 }
 
 /// The memory of items whose partitions are computed apart.
-pub(crate) struct SplitScratch {
-    /// `[place][KV head]`.
-    pub(super) places: SumPlaces,
-    /// `[first place][KV head]`: how many partitions of an item are done.
+pub(crate) struct PartitionScratch {
+    /// `[slot][KV head]`.
+    pub(super) slots: SumSlots,
+    /// `[first slot][KV head]`: how many partitions of an item are done in this phase.
     pub(super) done: Vec<AtomicU32>,
 }
 
@@ -67,15 +67,19 @@ pub(crate) struct ThreadScratch {
 }
 
 impl Scratch {
-    pub(crate) fn new(config: &ModelConfig, numerics: Numerics, limits: EngineLimits, threads: usize) -> Self {
+    pub(crate) fn new(
+        config: &ModelConfig,
+        numerics: Numerics,
+        limits: EngineLimits,
+        (threads, partitions): (usize, PartitionLimits),
+    ) -> Self {
         let rows = limits.max_batch_tokens as usize;
         let (query, hidden) = (config.query_size(), config.hidden_size);
         let columns = hidden.max(config.ffn_size).max(query);
         let layer = &config.architecture.layer;
         let has_branch = layer.post_attention_norm.is_some() || layer.post_ffn_norm.is_some();
         let branch = if has_branch { hidden } else { 0 };
-        let split = SplitLimits::new(config, threads);
-        let tiles = split.places * split.kv_heads;
+        let slots = partitions.slots * partitions.kv_heads;
         let thread = || ThreadScratch {
             inputs: Inputs::new(FEW_ROWS, columns, numerics),
             prepared: AtomicU64::new(0),
@@ -91,9 +95,9 @@ impl Scratch {
             inputs: Inputs::new(rows, columns, numerics),
             logits: Shared::new(LOGITS_ROWS.min(rows) * config.vocab_size.next_multiple_of(LANES)),
             threads: (0..threads).map(|_| thread()).collect(),
-            split: SplitScratch {
-                places: SumPlaces::new(tiles, config.head_count / config.kv_head_count, config.head_dim),
-                done: (0..tiles).map(|_| AtomicU32::new(0)).collect(),
+            partitions: PartitionScratch {
+                slots: SumSlots::new(slots, config.head_count / config.kv_head_count, config.head_dim),
+                done: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             },
             product: AtomicU64::new(0),
         }
@@ -170,7 +174,7 @@ impl Step<'_> {
     }
 
     /// Rows of a chunk attend to each other, and several tiles read those of a split context: so all their keys and values must be stored first.
-    pub(super) fn store_chunks(&self, pool: &mut Pool, layer: usize) {
+    pub(super) fn store_apart(&self, pool: &mut Pool, layer: usize) {
         if !self.plan.stores_apart {
             return;
         }

@@ -32,7 +32,7 @@ impl Step<'_> {
         });
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.project(pool, layer);
-            self.store_chunks(pool, index);
+            self.store_apart(pool, index);
             attention::run(self, pool, index);
             let post_norm = layer.post_attention_norm.as_deref();
             self.add_product(pool, (&self.scratch.attention, &layer.attention_output), post_norm);

@@ -175,7 +175,8 @@ pub fn open_cpu_engine_with(
         weights::Weights::load(file, &config, options.numerics, &mut packing)
     })?;
     let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
-    let split = plan::SplitLimits::new(&config, options.threads);
+    let kv_tokens = block_count as usize * options.block_tokens as usize;
+    let partitions = plan::PartitionLimits::new(&config, options.threads, kv_tokens);
     let facts = ModelFacts {
         name: file.name(),
         vocab_size: config.vocab_size as u32,
@@ -194,8 +195,8 @@ pub fn open_cpu_engine_with(
         ropes: rope::LayerRopes::new(&config),
         claim: StepClaim::new(kv.clone()),
         kv,
-        plan: plan::StepLayout::with_capacity(options.limits, context_blocks, split),
-        scratch: forward::Scratch::new(&config, options.numerics, options.limits, pool.threads()),
+        plan: plan::StepLayout::with_capacity(options.limits, context_blocks, partitions),
+        scratch: forward::Scratch::new(&config, options.numerics, options.limits, (pool.threads(), partitions)),
         pool,
         config,
     })

@@ -1,4 +1,4 @@
-//! What a step computes, listed before its first phase: one entry per row, per attention item, and per logits row.
+//! What a step computes, listed before its first phase: one entry per row, per attention item, per task of attention, and per logits row.
 
 use model_files::config::ModelConfig;
 
@@ -16,8 +16,8 @@ pub(crate) struct Row {
     pub sequence: u32,
 }
 
-/// Fewer tiles of attention than this for each thread, and the contexts of lone rows are split: so that threads which are ready find work.
-const TILES_PER_THREAD: usize = 4;
+/// With fewer tiles of attention than this for each thread, the contexts of lone rows are split, so that no thread is left without work.
+const ENOUGH_TILES_PER_THREAD: usize = 4;
 
 /// Up to [`ATTENTION_ROWS`] neighbouring rows of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -25,39 +25,51 @@ pub(crate) struct AttentionItem {
     pub first_row: u32,
     pub rows: u32,
     /// The sequence has one row in this step, and each KV head has one tile for it. That tile may store the row's own KV, which no other tile reads.
+    /// Rows with guesses are several.
     pub stores: bool,
 }
 
 /// What a tile of attention computes. Every KV head makes one tile of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttentionTask {
-    /// All partitions of an item, in order.
-    Item { item: u32 },
-    /// One partition of an item. Its sums have a place of their own (`first_place + partition`, for each KV head), where the last tile of the item adds them up.
-    Partition {
-        item: u32,
-        partition: u32,
-        partitions: u32,
-        first_place: u32,
-    },
+    /// All partitions of an item, by its index, in order.
+    Item(u32),
+    Partition(PartitionTask),
 }
 
-/// How contexts may be split.
+/// One partition of an item. Its sums have a slot of their own: `first_slot + partition`, for each KV head. The item's last tile adds them up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartitionTask {
+    pub item: u32,
+    pub partition: u32,
+    /// Partitions of the item.
+    pub partitions: u32,
+    pub first_slot: u32,
+}
+
+/// How contexts may be split over threads.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SplitLimits {
-    /// With so many tiles no context is split.
+pub(crate) struct PartitionLimits {
+    /// From this many tiles on, no context is split.
     pub tiles: usize,
     pub kv_heads: usize,
-    /// Places for sums of partitions, for each KV head: as many as two of the longest contexts have.
-    pub places: usize,
+    /// Slots for sums of partitions, for each KV head.
+    pub slots: usize,
 }
 
-impl SplitLimits {
-    pub(crate) fn new(config: &ModelConfig, threads: usize) -> Self {
+impl PartitionLimits {
+    /// Two of the longest contexts that fit into `kv_tokens` have slots, if contexts are split at all.
+    pub(crate) fn new(config: &ModelConfig, threads: usize, kv_tokens: usize) -> Self {
+        let (tiles, kv_heads) = (threads * ENOUGH_TILES_PER_THREAD, config.kv_head_count);
+        let longest = config.context_length.min(kv_tokens).div_ceil(PARTITION);
         Self {
-            tiles: if threads > 1 { threads * TILES_PER_THREAD } else { 0 },
-            kv_heads: config.kv_head_count,
-            places: 2 * config.context_length.div_ceil(PARTITION),
+            tiles: if threads > 1 { tiles } else { 0 },
+            kv_heads,
+            slots: if threads > 1 && kv_heads < tiles {
+                2 * longest
+            } else {
+                0
+            },
         }
     }
 }
@@ -76,7 +88,7 @@ pub(crate) struct StepLayout {
     pub rows: Vec<Row>,
     pub items: Vec<AttentionItem>,
     pub tasks: Vec<AttentionTask>,
-    split: SplitLimits,
+    limits: PartitionLimits,
     pub logits: Vec<LogitsRow>,
     /// Block ids of all sequences, one after the other.
     pub blocks: Vec<u32>,
@@ -87,13 +99,13 @@ pub(crate) struct StepLayout {
 }
 
 impl StepLayout {
-    pub(crate) fn with_capacity(limits: EngineLimits, context_blocks: usize, split: SplitLimits) -> Self {
+    pub(crate) fn with_capacity(limits: EngineLimits, context_blocks: usize, partitions: PartitionLimits) -> Self {
         let (rows, sequences) = (limits.max_batch_tokens as usize, limits.max_sequences as usize);
         Self {
             rows: Vec::with_capacity(rows),
             items: Vec::with_capacity(rows / ATTENTION_ROWS + sequences + 1),
-            tasks: Vec::with_capacity(rows / ATTENTION_ROWS + sequences + 1 + split.places),
-            split,
+            tasks: Vec::with_capacity(rows / ATTENTION_ROWS + sequences + 1 + partitions.slots),
+            limits: partitions,
             logits: Vec::with_capacity(rows),
             blocks: Vec::with_capacity(sequences.saturating_mul(context_blocks)),
             tables: Vec::with_capacity(sequences),
@@ -150,25 +162,119 @@ impl StepLayout {
     /// The tasks of the items: one of each, or one of each partition where else threads would have nothing to do.
     fn make_tasks(&mut self) {
         self.tasks.clear();
-        let is_split = self.items.len() * self.split.kv_heads < self.split.tiles;
-        let mut places = 0;
+        let may_split = self.items.len() * self.limits.kv_heads < self.limits.tiles;
+        let mut slots = 0;
         for (index, item) in (0u32..).zip(&mut self.items) {
             let partitions = self.rows[item.first_row as usize].position / PARTITION as u32 + 1;
-            let is_split =
-                is_split && item.stores && partitions > 1 && places + partitions as usize <= self.split.places;
-            if !is_split {
-                self.tasks.push(AttentionTask::Item { item: index });
+            let has_slots = slots + partitions as usize <= self.limits.slots;
+            if !(may_split && has_slots && item.stores && partitions > 1) {
+                self.tasks.push(AttentionTask::Item(index));
                 continue;
             }
             item.stores = false;
-            self.tasks
-                .extend((0..partitions).map(|partition| AttentionTask::Partition {
+            self.tasks.extend((0..partitions).map(|partition| {
+                AttentionTask::Partition(PartitionTask {
                     item: index,
                     partition,
                     partitions,
-                    first_place: places as u32,
-                }));
-            places += partitions as usize;
+                    first_slot: slots as u32,
+                })
+            }));
+            slots += partitions as usize;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serving_core::ids::{BlockId, TokenId};
+
+    use super::*;
+    use crate::KvDtype;
+
+    /// The tasks of rows at these positions, so many for each sequence, with eight tiles as enough and six slots.
+    fn filled(sequences: &[(u32, usize)]) -> StepLayout {
+        let geometry = KvGeometry {
+            layer_count: 1,
+            kv_head_count: 2,
+            head_dim: 16,
+            block_tokens: 16,
+            dtype: KvDtype::F16,
+        };
+        let limits = EngineLimits {
+            max_batch_tokens: 64,
+            max_sequences: 8,
+        };
+        let partitions = PartitionLimits {
+            tiles: 8,
+            kv_heads: 2,
+            slots: 6,
+        };
+        let table: Vec<BlockId> = (0..100).map(BlockId).collect();
+        let batch: Vec<_> = sequences
+            .iter()
+            .map(|(first_position, count)| SequenceRows {
+                tokens: &[TokenId(1); 64][..*count],
+                first_position: *first_position,
+                block_table: &table,
+                logits: LogitsWanted::Last,
+            })
+            .collect();
+        let mut layout = StepLayout::with_capacity(limits, 100, partitions);
+        let capacity = layout.tasks.capacity();
+        layout.fill(&batch, &geometry);
+        assert_eq!(layout.tasks.capacity(), capacity);
+        layout
+    }
+
+    fn partitions_of(item: u32, partitions: u32, first_slot: u32) -> Vec<AttentionTask> {
+        (0..partitions)
+            .map(|partition| {
+                AttentionTask::Partition(PartitionTask {
+                    item,
+                    partition,
+                    partitions,
+                    first_slot,
+                })
+            })
+            .collect()
+    }
+
+    #[test]
+    fn lone_rows_of_long_contexts_are_split_while_there_are_slots() {
+        // Positions 255 and 256 are the last of the first partition and the first of the second.
+        let layout = filled(&[(255, 1), (256, 1), (800, 1)]);
+        let expected = [
+            vec![AttentionTask::Item(0)],
+            partitions_of(1, 2, 0),
+            partitions_of(2, 4, 2),
+        ];
+        assert_eq!(layout.tasks, expected.concat());
+        assert!(layout.stores_apart);
+        assert_eq!(
+            layout.items.iter().map(|item| item.stores).collect::<Vec<_>>(),
+            [true, false, false]
+        );
+
+        let layout = filled(&[(800, 1), (800, 1)]);
+        assert_eq!(
+            layout.tasks,
+            [partitions_of(0, 4, 0), vec![AttentionTask::Item(1)]].concat()
+        );
+    }
+
+    #[test]
+    fn chunks_short_contexts_and_full_steps_are_not_split() {
+        let layout = filled(&[(3, 1), (100, 1)]);
+        assert_eq!(layout.tasks, [AttentionTask::Item(0), AttentionTask::Item(1)]);
+        assert!(!layout.stores_apart);
+
+        let layout = filled(&[(600, 20)]);
+        assert_eq!(layout.tasks, [AttentionTask::Item(0), AttentionTask::Item(1)]);
+        assert!(layout.stores_apart);
+
+        let layout = filled(&[(600, 1); 4]);
+        assert_eq!(layout.tasks, [0, 1, 2, 3].map(AttentionTask::Item));
+        assert!(!layout.stores_apart);
     }
 }

@@ -136,7 +136,7 @@ mod x86 {
         }
     }
 
-    /// Asks for the weights that come so far behind these: of this panel or of the next.
+    /// Asks for the weights that come `PREFETCH_AHEAD_BYTES` after these, in this panel or in the next.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn prefetch(weights: *const u8, bytes: usize) {
@@ -155,7 +155,6 @@ mod x86 {
             prefetch(weights, Q4_1_PANEL_BLOCK);
             // SAFETY: the loop runs once for each block that the callers' checks of panel and input have covered.
             unsafe {
-                // A product needs the one before it of the same row, which takes five cycles: so rows take turns.
                 let mut dots = [_mm512_setzero_si512(); ROWS];
                 for i in 0..4 {
                     let packed = _mm512_loadu_si512(weights.add(64 * i).cast());

@@ -1,4 +1,4 @@
-//! Few queries: keys and values are read from the KV memory as they are, and used once for the heads of a row.
+//! Few queries: keys and values are read from the KV memory as they are. Each that is loaded serves up to four heads of a row.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use super::stored::Stored;
 use super::{AttendCall, CHUNKS, LANES, Lanes, PARTITION_TILES, PartitionTiles, TILE, within_tile};
 use crate::cpu::kernels::vector::Vector;
 
-/// A tile is asked for when this many tiles before it begin: 4 KiB, as for weights.
+/// A tile is asked for this many tiles ahead: 4 KiB of f16 with heads of 64, as for weights.
 const TILES_AHEAD: usize = 2;
-/// Heads that are computed together.
+/// Heads that are computed together: their queries and sums fit into the registers with heads of 64.
 const MOST_HEADS: usize = 4;
 
 /// Splits the heads of a group into 4, 3, 2 and 1, each with its own unrolled code.
@@ -195,12 +195,15 @@ unsafe fn add_values<V: Vector, T: Stored, const N: usize, const COUNT: usize>(
     let stride = call.head_dim / LANES;
     let mut sums = [[V::splat(0.0); COUNT]; N];
     for tile in tiles.tiles.clone() {
-        tiles.prefetch::<V>(call, tile + TILES_AHEAD, call.values_offset);
+        if chunk == 0 {
+            tiles.prefetch::<V>(call, tile + TILES_AHEAD, call.values_offset);
+        }
         let tokens = within_tile(&seen, tile);
         let values = tiles.keys[tile].wrapping_add(call.values_offset).cast::<T>();
         let mut row = values.wrapping_add((tokens.start * stride + chunk) * LANES);
         for token in tokens {
             let mut weight = [V::splat(0.0); N];
+            // The remainder is the token itself, and needs no check of bounds.
             for head in 0..N {
                 weight[head] = V::splat(weights[head * PARTITION_TILES + tile][token % TILE]);
             }

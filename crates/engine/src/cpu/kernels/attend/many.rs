@@ -189,6 +189,7 @@ fn add_chunks<V: Vector, const N: usize, const COUNT: usize>(
         for chunk in 0..COUNT {
             let value = V::load(&values[chunk]);
             for query in 0..N {
+                // The remainder is the token itself, and needs no check of bounds.
                 let weight = V::splat(of_query[query][token % TILE]);
                 lanes[query][chunk] = weight.mul_add(value, lanes[query][chunk]);
             }

@@ -67,9 +67,9 @@ pub(crate) struct AttendScratch<'a> {
 
 /// What queries (`[row][head]`) have of the partitions so far.
 pub(crate) struct PartialSums<'a> {
-    /// Their largest scores. Minus infinity: they see nothing of it.
+    /// Their largest scores.
     pub largest: &'a mut [f32],
-    /// Sums of their weights.
+    /// Sums of their weights. 0: the query has seen no token. (A seen token with the largest score alone weighs 1.)
     pub totals: &'a mut [f32],
     /// `[query][head_dim]`: weighted values.
     pub sums: &'a mut [f32],
@@ -78,16 +78,16 @@ pub(crate) struct PartialSums<'a> {
 /// Tokens of an attention tile: one vector of scores. A KV block holds a whole number of tiles, side by side.
 const TILE: usize = LANES;
 const _: () = assert!(TILE == crate::kv_geometry::TILE_TOKENS as usize);
-/// Tiles of a partition. More threads find work with short partitions. But each partition costs a chunk's rows a softmax and an addition of their own, about a
-/// hundredth of its time with 16 tiles.
+/// Tiles of a partition. With short partitions more threads find work, but each costs a chunk's rows a softmax and an addition of their own: with 16
+/// tiles these are about a hundredth of the operations.
 pub(crate) const PARTITION_TILES: usize = 16;
 /// Tokens of a partition.
 pub(crate) const PARTITION: usize = PARTITION_TILES * TILE;
-/// Fewer queries do not pay for unpacking.
+/// Fewer queries do not pay for unpacking: turning a tile's keys takes as many operations as the scores of about this many queries.
 const MANY: usize = 8;
 /// Registers that hold 4 accumulators for each of 4 queries, and what is added to them.
 const REGISTERS_FOR_FOUR: usize = 24;
-/// Vectors of a head that are held in registers together.
+/// Vectors of a head that are held in registers together: with four queries 16 sums.
 const CHUNKS: usize = 4;
 
 /// The sums of one partition, for all queries of the call.
@@ -123,6 +123,12 @@ unsafe fn attend_stored<V: Vector, T: Stored>(
     out: &mut PartialSums<'_>,
 ) {
     let tiles = PartitionTiles::of(call, partition);
+    if tiles.tiles.is_empty() {
+        // Before all windows. Nobody reads such sums.
+        out.largest.fill(f32::NEG_INFINITY);
+        out.totals.fill(0.0);
+        return;
+    }
     let is_many = call.rows * call.group >= MANY;
     // SAFETY: the caller's promise.
     unsafe {
@@ -175,15 +181,15 @@ fn soften<V: Vector>(scores: &mut [Lanes], seen: Range<usize>) -> (f32, f32) {
 pub(crate) fn add_partition<V: Vector>(sums: &mut PartialSums<'_>, later: &PartialSums<'_>) {
     let head_dim = sums.sums.len() / sums.largest.len();
     for query in 0..sums.largest.len() {
-        let (before, of_partition) = (sums.largest[query], later.largest[query]);
-        if of_partition == f32::NEG_INFINITY {
+        if later.totals[query] == 0.0 {
             continue;
         }
+        let (before, of_partition) = (sums.largest[query], later.largest[query]);
         let (sums_of_query, later_of_query) = (
             &mut sums.sums[query * head_dim..][..head_dim],
             &later.sums[query * head_dim..][..head_dim],
         );
-        if before == f32::NEG_INFINITY {
+        if sums.totals[query] == 0.0 {
             sums.largest[query] = of_partition;
             sums.totals[query] = later.totals[query];
             sums_of_query.copy_from_slice(later_of_query);

@@ -103,7 +103,7 @@ impl Vector for Avx512 {
     #[inline(always)]
     fn low_bytes(vectors: [Self; 2]) -> ([[i8; LANES]; 2], i32) {
         unsafe {
-            // No closures: see `attend`.
+            // No closures: see `attend/mod.rs`.
             let bytes = [
                 _mm512_cvtepi32_epi8(_mm512_castps_si512(vectors[0].0)),
                 _mm512_cvtepi32_epi8(_mm512_castps_si512(vectors[1].0)),
@@ -121,7 +121,7 @@ impl Vector for Avx512 {
     }
     #[inline(always)]
     fn tree_sums(rows: [Self; LANES]) -> Self {
-        // No closures: see `attend`.
+        // No closures: see `attend/mod.rs`.
         unsafe {
             let mut quarters = [_mm512_setzero_ps(); 4];
             for index in 0..4 {
@@ -157,7 +157,7 @@ impl Vector for Avx512 {
     }
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        // No closures: see `attend`.
+        // No closures: see `attend/mod.rs`.
         let mut columns = rows;
         unsafe {
             // Pairs of rows, then groups of four, within each quarter of the registers.
