@@ -7,7 +7,7 @@ use super::kernels::attend::{AttendCall, PARTITION, PartialSums};
 use super::plan::{AttentionItem, AttentionTask, PartitionTask, Row};
 use super::pool::Pool;
 
-/// A layer with a window of up to so many partitions has few tiles to share: its contexts are not split.
+/// Tokens of a window that are read so soon that its layers share no contexts.
 const SMALL_WINDOW: usize = 2 * PARTITION;
 
 /// Computes attention for all rows of the step in one layer.
