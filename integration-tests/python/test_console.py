@@ -787,6 +787,7 @@ def test_a_coordinator_that_goes_and_comes_back(at, server):
         expect(page.locator("#banner")).to_contain_text("The coordinator is away. What you see is of")
         expect(page.locator("#banner")).to_contain_text("Next try in")
         assert rows(page).count() > 0, "what was read stays readable"
+        expect(page.get_by_role("button", name="Try now")).to_be_visible()
     finally:
         server.post("/mock/back")
     # On a slow machine the page may have tried by itself meanwhile, and the button is gone from sight.

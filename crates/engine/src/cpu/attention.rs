@@ -7,19 +7,19 @@ use super::kernels::attend::{AttendCall, PARTITION, PartialSums};
 use super::plan::{AttentionItem, AttentionTask, PartitionTask, Row};
 use super::pool::Pool;
 
-/// Tokens of a window that are read so soon that its layers share no contexts.
+/// Layers with windows of up to so many tokens are not split: they read too little.
 const SMALL_WINDOW: usize = 2 * PARTITION;
 
 /// Computes attention for all rows of the step in one layer.
 pub(crate) fn run(step: &Step<'_>, pool: &mut Pool, layer: usize) {
     let kv_heads = step.config.kv_head_count;
+    // From the back: the rows with the longest past come first, so that the last tiles are short.
     if step
         .config
         .window_of(layer)
         .is_some_and(|window| window <= SMALL_WINDOW)
     {
         let items = step.plan.items.len();
-        // From the back: the rows with the longest past come first, so that the last tiles are short.
         return pool.parallel(items * kv_heads, &|tile, thread| {
             let item = items - 1 - tile / kv_heads;
             run_item(step, (item, thread), (layer, tile % kv_heads));
@@ -27,7 +27,7 @@ pub(crate) fn run(step: &Step<'_>, pool: &mut Pool, layer: usize) {
     }
     let tasks = &step.plan.tasks;
     for task in tasks {
-        // A phase that panicked may have left another count.
+        // Each phase counts from zero. The one before left its count, also if it panicked.
         if let AttentionTask::Partition(PartitionTask {
             first_slot,
             partition: 0,

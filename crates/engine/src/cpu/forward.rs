@@ -173,7 +173,7 @@ impl Step<'_> {
         self.config.query_size() + 2 * self.config.kv_size()
     }
 
-    /// Rows of a chunk attend to each other, and several tiles read those of a split context: so all their keys and values must be stored first.
+    /// Rows of a chunk attend to each other, and several tiles read the KV of a split context. So their keys and values are stored first.
     pub(super) fn store_apart(&self, pool: &mut Pool, layer: usize) {
         if !self.plan.stores_apart {
             return;

@@ -176,7 +176,8 @@ pub fn open_cpu_engine_with(
     })?;
     let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
     let kv_tokens = block_count as usize * options.block_tokens as usize;
-    let partitions = plan::PartitionLimits::new(&config, options.threads, kv_tokens);
+    let heads_and_context = (config.kv_head_count, config.context_length);
+    let partitions = plan::PartitionLimits::new(heads_and_context, options.threads, kv_tokens);
     let facts = ModelFacts {
         name: file.name(),
         vocab_size: config.vocab_size as u32,

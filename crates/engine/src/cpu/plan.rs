@@ -1,7 +1,5 @@
 //! What a step computes, listed before its first phase: one entry per row, per attention item, per task of attention, and per logits row.
 
-use model_files::config::ModelConfig;
-
 use super::kernels::attend::PARTITION;
 use crate::{EngineLimits, KvGeometry, LogitsWanted, SequenceRows};
 
@@ -25,7 +23,7 @@ pub(crate) struct AttentionItem {
     pub first_row: u32,
     pub rows: u32,
     /// The sequence has one row in this step, and each KV head has one tile for it. That tile may store the row's own KV, which no other tile reads.
-    /// Rows with guesses are several.
+    /// A sequence with guesses has several rows, so it is never split.
     pub stores: bool,
 }
 
@@ -59,9 +57,9 @@ pub(crate) struct PartitionLimits {
 
 impl PartitionLimits {
     /// Two of the longest contexts that fit into `kv_tokens` have slots, if contexts are split at all.
-    pub(crate) fn new(config: &ModelConfig, threads: usize, kv_tokens: usize) -> Self {
-        let (tiles, kv_heads) = (threads * ENOUGH_TILES_PER_THREAD, config.kv_head_count);
-        let longest = config.context_length.min(kv_tokens).div_ceil(PARTITION);
+    pub(crate) fn new((kv_heads, context_length): (usize, usize), threads: usize, kv_tokens: usize) -> Self {
+        let tiles = threads * ENOUGH_TILES_PER_THREAD;
+        let longest = context_length.min(kv_tokens).div_ceil(PARTITION);
         Self {
             tiles: if threads > 1 { tiles } else { 0 },
             kv_heads,
@@ -238,6 +236,17 @@ mod tests {
                 })
             })
             .collect()
+    }
+
+    #[test]
+    fn slots_are_there_only_where_contexts_can_be_split() {
+        let slots = |threads, kv_heads, kv_tokens| PartitionLimits::new((kv_heads, 900), threads, kv_tokens).slots;
+        assert_eq!(slots(2, 2, 4_096), 8);
+        // Contexts that the KV memory cannot hold have none.
+        assert_eq!(slots(2, 2, 300), 4);
+        // One thread shares nothing, and eight heads are enough tiles for two.
+        assert_eq!(slots(1, 2, 4_096), 0);
+        assert_eq!(slots(2, 8, 4_096), 0);
     }
 
     #[test]

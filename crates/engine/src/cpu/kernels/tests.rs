@@ -225,7 +225,9 @@ proptest! {
         }
         // Threads that share a context also compute what is before a window.
         if case.window.is_some() {
-            prop_assert_eq!(bits(&expected), bits(&case.run_partitions(&portable::KERNELS, 0..case.partitions().end)));
+            for kernels in others().iter().chain([&portable::KERNELS]) {
+                prop_assert_eq!(bits(&expected), bits(&case.run_partitions(kernels, 0..case.partitions().end)));
+            }
         }
         // A step that decodes has one row.
         let alone = (0..rows).flat_map(|row| case.row(row).run(&portable::KERNELS));
@@ -387,12 +389,13 @@ impl AttendCase {
             values: &mut vec![f32::NAN; head_dim * LANES],
             scores: &mut vec![[f32::NAN; LANES]; queries * PARTITION_TILES],
         };
-        let (mut totals, mut sums) = (vec![0.0; queries], vec![0.0; queries * head_dim]);
+        let (mut totals, mut sums) = (vec![f32::NAN; queries], vec![f32::NAN; queries * head_dim]);
         let mut so_far = PartialSums {
-            largest: &mut vec![f32::NEG_INFINITY; queries],
+            largest: &mut vec![f32::NAN; queries],
             totals: &mut totals,
             sums: &mut sums,
         };
+        let first = partitions.start;
         for partition in partitions {
             let mut later = PartialSums {
                 largest: &mut vec![f32::NAN; queries],
@@ -401,8 +404,8 @@ impl AttendCase {
             };
             // SAFETY: all pointers are to the vectors above, sized by the same numbers.
             unsafe {
-                // An engine computes the first partition that is seen where it adds the others.
-                match partition == self.partitions().start {
+                // The first is computed where the others are added.
+                match partition == first {
                     true => (kernels.attend_partition)(&call, partition, &mut scratch, &mut so_far),
                     false => {
                         (kernels.attend_partition)(&call, partition, &mut scratch, &mut later);
@@ -440,10 +443,11 @@ impl AttendCase {
             let mut row: Option<(f32, f32, Vec<f32>)> = None;
             for first in (start / 256 * 256..end).step_by(256) {
                 let seen = first.max(start)..end.min(first + 256);
-                let largest = seen.clone().map(score).fold(f32::NEG_INFINITY, f32::max);
+                let scores: Vec<f32> = seen.clone().map(score).collect();
+                let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let (mut totals, mut values) = ([0f32; 16], vec![0f32; d]);
-                for position in seen {
-                    let weight = exp(score(position) - largest);
+                for (position, score) in seen.zip(scores) {
+                    let weight = exp(score - largest);
                     totals[position % 16] += weight;
                     for (value, stored) in values.iter_mut().zip(&self.values[position * d..]) {
                         *value = weight.mul_add(*stored, *value);

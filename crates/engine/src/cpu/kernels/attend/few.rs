@@ -8,7 +8,7 @@ use crate::cpu::kernels::vector::Vector;
 
 /// A tile is asked for this many tiles ahead: 4 KiB of f16 with heads of 64, as for weights.
 const TILES_AHEAD: usize = 2;
-/// Heads that are computed together: their queries and sums fit into the registers with heads of 64.
+/// Heads that are computed together: with heads of 64, their queries fit into half of the registers of AVX-512.
 const MOST_HEADS: usize = 4;
 
 /// Splits the heads of a group into 4, 3, 2 and 1, each with its own unrolled code.

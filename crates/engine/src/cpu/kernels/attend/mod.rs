@@ -124,7 +124,7 @@ unsafe fn attend_stored<V: Vector, T: Stored>(
 ) {
     let tiles = PartitionTiles::of(call, partition);
     if tiles.tiles.is_empty() {
-        // Before all windows. Nobody reads such sums.
+        // All rows' windows begin later. A total of 0 says so, and nobody reads the sums.
         out.largest.fill(f32::NEG_INFINITY);
         out.totals.fill(0.0);
         return;
