@@ -175,9 +175,7 @@ pub fn open_cpu_engine_with(
         weights::Weights::load(file, &config, options.numerics, &mut packing)
     })?;
     let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
-    let kv_tokens = block_count as usize * options.block_tokens as usize;
-    let heads_and_context = (config.kv_head_count, config.context_length);
-    let partitions = plan::PartitionLimits::new(heads_and_context, options.threads, kv_tokens);
+    let partitions = plan::PartitionLimits::new(&geometry, context_blocks.min(block_count as usize), options.threads);
     let facts = ModelFacts {
         name: file.name(),
         vocab_size: config.vocab_size as u32,

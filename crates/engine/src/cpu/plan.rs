@@ -56,10 +56,10 @@ pub(crate) struct PartitionLimits {
 }
 
 impl PartitionLimits {
-    /// Two of the longest contexts that fit into `kv_tokens` have slots, if contexts are split at all.
-    pub(crate) fn new((kv_heads, context_length): (usize, usize), threads: usize, kv_tokens: usize) -> Self {
-        let tiles = threads * ENOUGH_TILES_PER_THREAD;
-        let longest = context_length.min(kv_tokens).div_ceil(PARTITION);
+    /// Two contexts of `longest_blocks` have slots, if contexts are split at all.
+    pub(crate) fn new(geometry: &KvGeometry, longest_blocks: usize, threads: usize) -> Self {
+        let (tiles, kv_heads) = (threads * ENOUGH_TILES_PER_THREAD, geometry.kv_head_count as usize);
+        let longest = (longest_blocks * geometry.block_tokens as usize).div_ceil(PARTITION);
         Self {
             tiles: if threads > 1 { tiles } else { 0 },
             kv_heads,
@@ -190,15 +190,18 @@ mod tests {
     use super::*;
     use crate::KvDtype;
 
-    /// The tasks of rows at these positions, so many for each sequence, with eight tiles as enough and six slots.
-    fn filled(sequences: &[(u32, usize)]) -> StepLayout {
-        let geometry = KvGeometry {
+    fn geometry(kv_head_count: u32) -> KvGeometry {
+        KvGeometry {
             layer_count: 1,
-            kv_head_count: 2,
+            kv_head_count,
             head_dim: 16,
             block_tokens: 16,
             dtype: KvDtype::F16,
-        };
+        }
+    }
+
+    /// The tasks of rows at these positions, so many for each sequence, with eight tiles as enough and six slots.
+    fn filled(sequences: &[(u32, usize)]) -> StepLayout {
         let limits = EngineLimits {
             max_batch_tokens: 64,
             max_sequences: 8,
@@ -220,7 +223,7 @@ mod tests {
             .collect();
         let mut layout = StepLayout::with_capacity(limits, 100, partitions);
         let capacity = layout.tasks.capacity();
-        layout.fill(&batch, &geometry);
+        layout.fill(&batch, &geometry(2));
         assert_eq!(layout.tasks.capacity(), capacity);
         layout
     }
@@ -240,13 +243,13 @@ mod tests {
 
     #[test]
     fn slots_are_there_only_where_contexts_can_be_split() {
-        let slots = |threads, kv_heads, kv_tokens| PartitionLimits::new((kv_heads, 900), threads, kv_tokens).slots;
-        assert_eq!(slots(2, 2, 4_096), 8);
-        // Contexts that the KV memory cannot hold have none.
-        assert_eq!(slots(2, 2, 300), 4);
+        let slots = |threads, kv_heads, blocks| PartitionLimits::new(&geometry(kv_heads), blocks, threads).slots;
+        // Of 256 tokens, and of one block more.
+        assert_eq!(slots(2, 2, 16), 2);
+        assert_eq!(slots(2, 2, 17), 4);
         // One thread shares nothing, and eight heads are enough tiles for two.
-        assert_eq!(slots(1, 2, 4_096), 0);
-        assert_eq!(slots(2, 8, 4_096), 0);
+        assert_eq!(slots(1, 2, 17), 0);
+        assert_eq!(slots(2, 8, 17), 0);
     }
 
     #[test]
