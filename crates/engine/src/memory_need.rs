@@ -8,6 +8,7 @@ use model_files::config::ModelConfig;
 use thiserror::Error;
 
 use crate::EngineLimits;
+use crate::cpu::{ATTENTION_ROWS, LOGITS_ROWS, PARTITION};
 
 /// What every node's process needs besides its engine: the runtime, connections, and what the allocator keeps.
 const PROCESS_BYTES: u64 = 64 << 20;
@@ -78,8 +79,6 @@ impl fmt::Display for Bytes {
 
 /// Memory of a step: an estimate from above.
 pub(crate) fn buffer_bytes(config: &ModelConfig, limits: EngineLimits, threads: usize) -> u64 {
-    /// Rows of logits at a time.
-    const LOGITS_ROWS: usize = crate::cpu::LOGITS_ROWS;
     let widest = config.hidden_size.max(config.ffn_size).max(config.query_size());
     // The residual stream and what is normed before it is added, queries and the result of attention, keys and values, the
     // feed-forward part; and the inputs of a matrix as f32 and as 8-bit numbers.
@@ -90,11 +89,11 @@ pub(crate) fn buffer_bytes(config: &ModelConfig, limits: EngineLimits, threads: 
     let tables = 1 + usize::from(config.window_rope.is_some());
     let rope = config.context_length.saturating_mul(tables * config.rope.dims);
     // For each thread: scores of a tile of attention, two sums of its queries, an unpacked tile, and inputs of a matrix.
-    let queries = 16 * config.head_count / config.kv_head_count.max(1);
-    let attention = queries * (256 + 2 * (config.head_dim + 2)) + 32 * config.head_dim;
+    let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count.max(1);
+    let attention = queries * (PARTITION + 2 * (config.head_dim + 2)) + 32 * config.head_dim;
     let of_threads = threads.saturating_mul(attention + 16 * widest);
-    // Sums of partitions of 256 tokens of two contexts, if threads share them.
-    let partitions = 2 * config.context_length.div_ceil(256);
+    // Sums of the partitions of two contexts, counted also where threads share none.
+    let partitions = 2 * config.context_length.div_ceil(PARTITION);
     let sums = partitions.saturating_mul(config.head_count * (config.head_dim + 2) + config.kv_head_count);
     let numbers = [rows.saturating_mul(row), logits, rope, of_threads, sums];
     let numbers = numbers.into_iter().fold(0, usize::saturating_add) as u64;

@@ -366,7 +366,7 @@ proptest! {
     }
 }
 
-/// Contexts of one, two and three partitions, with and without windows. While only these few rows are computed, threads share the partitions of each.
+/// Contexts of one to four partitions, with and without windows. While only these few rows are computed, threads share the partitions of each.
 #[test]
 fn partitions_that_threads_share_do_not_change_the_bits() {
     let long = |model| TinyModel {

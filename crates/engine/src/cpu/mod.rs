@@ -32,7 +32,9 @@ use crate::{
 
 pub(crate) use forward::LOGITS_ROWS;
 pub use kept::KeptWeights;
+pub(crate) use kernels::attend::PARTITION;
 pub use packing::LoadProgress;
+pub(crate) use plan::ATTENTION_ROWS;
 pub use rope::rope_speeds;
 pub use shared_weights::{NotShared, WeightsFile};
 

@@ -51,7 +51,7 @@ pub(crate) struct PartitionLimits {
     /// From this many tiles on, no context is split.
     pub tiles: usize,
     pub kv_heads: usize,
-    /// Slots for sums of partitions, for each KV head.
+    /// Slots for sums of partitions, for each KV head. 0: no context is split.
     pub slots: usize,
 }
 
@@ -60,14 +60,11 @@ impl PartitionLimits {
     pub(crate) fn new(geometry: &KvGeometry, longest_blocks: usize, threads: usize) -> Self {
         let (tiles, kv_heads) = (threads * ENOUGH_TILES_PER_THREAD, geometry.kv_head_count as usize);
         let longest = (longest_blocks * geometry.block_tokens as usize).div_ceil(PARTITION);
+        let can_split = threads > 1 && kv_heads < tiles;
         Self {
-            tiles: if threads > 1 { tiles } else { 0 },
+            tiles,
             kv_heads,
-            slots: if threads > 1 && kv_heads < tiles {
-                2 * longest
-            } else {
-                0
-            },
+            slots: if can_split { 2 * longest } else { 0 },
         }
     }
 }

@@ -140,7 +140,7 @@ unsafe fn attend_stored<V: Vector, T: Stored>(
     }
     for query in 0..call.rows * call.group {
         let scores = &mut scratch.scores[query * PARTITION_TILES..][..PARTITION_TILES];
-        (out.largest[query], out.totals[query]) = soften::<V>(scores, tiles.seen(call, query / call.group));
+        (out.largest[query], out.totals[query]) = softmax::<V>(scores, tiles.seen(call, query / call.group));
     }
     // SAFETY: the caller's promise.
     unsafe {
@@ -152,9 +152,9 @@ unsafe fn attend_stored<V: Vector, T: Stored>(
     }
 }
 
-/// Scores become weights. Returns the largest score and the sum of the weights. `seen` counts tokens of the partition.
+/// Scores become weights, which nobody has divided by their sum yet. Returns the largest score and that sum. `seen` counts tokens of the partition.
 #[inline(always)]
-fn soften<V: Vector>(scores: &mut [Lanes], seen: Range<usize>) -> (f32, f32) {
+fn softmax<V: Vector>(scores: &mut [Lanes], seen: Range<usize>) -> (f32, f32) {
     if seen.is_empty() {
         return (f32::NEG_INFINITY, 0.0);
     }
