@@ -55,6 +55,18 @@ impl<T: Copy + Default> Shared<T> {
     }
 }
 
+impl Shared<f32> {
+    /// 16 values from `start`.
+    ///
+    /// # Safety
+    /// As [`Shared::write`].
+    #[expect(clippy::mut_from_ref, reason = "as above")]
+    pub(crate) unsafe fn lanes(&self, start: usize) -> &mut Lanes {
+        // SAFETY: the caller's promise; an array has the layout of a slice of its length.
+        unsafe { &mut *self.write(start..start + LANES).as_mut_ptr().cast() }
+    }
+}
+
 /// Inputs of a matrix: rows of f32, or for 8-bit numerics their quantised form. Kernels get only what their numerics need.
 pub(crate) struct Inputs {
     values: Shared<f32>,
@@ -175,10 +187,10 @@ pub(crate) struct AttentionScratch {
 impl AttentionScratch {
     pub(crate) fn new(config: &ModelConfig) -> Self {
         let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count;
-        let tile = config.head_dim * LANES;
+        let tiles = 2 * config.head_dim * LANES;
         Self {
-            keys: Shared::new(tile),
-            values: Shared::new(tile),
+            keys: Shared::new(tiles),
+            values: Shared::new(tiles),
             scores: Shared::new(queries * PARTITION_TILES),
             sums: SumSlots::new(1, queries, config.head_dim),
             partition: SumSlots::new(1, queries, config.head_dim),

@@ -1,30 +1,25 @@
-//! What the tiles of a step share: its memory, the KV of its sequences, and the product of rows with matrices.
+//! What the tiles of a step share: its memory, and the KV of its sequences.
 //!
-//! The result of a tile depends on its own rows only, so neither the thread that takes it nor the rest of the batch
-//! changes it. With few rows (decode) each thread prepares a matrix's inputs for itself, which costs less than one more
-//! phase. With many rows this is a phase of its own.
+//! The result of a tile depends on its own rows only, so neither the thread that takes it nor the rest of the batch changes it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use model_files::config::{HEAD_DIM_MAX, ModelConfig};
 
 use super::buffers::{AttentionScratch, Inputs, Shared, SumSlots};
-use super::kernels::{Kernels, LANES, MAX_ROWS, Outputs};
+use super::kernels::{Kernels, LANES};
+use super::multiply::{FEW_ROWS, PairScratch};
 use super::plan::{AttentionItem, PartitionLimits, Row, StepLayout};
 use super::pool::Pool;
 use super::rope::LayerRopes;
-use super::weights::{Matrix, Weights};
+use super::weights::Weights;
 use crate::kv_geometry::TILE_TOKENS;
 use crate::{EngineLimits, KvDtype, KvGeometry, Numerics};
 
-/// Up to this many rows each thread prepares the inputs of a matrix for itself.
-const FEW_ROWS: usize = MAX_ROWS;
 /// Rows of one pass of the LM head. It limits the logits buffer (6 MB for a vocabulary of 49,152).
 pub(crate) const LOGITS_ROWS: usize = 32;
-/// Tiles for each thread and matrix: enough that a thread which falls behind does not delay the others.
-const TILES_PER_THREAD: usize = 8;
 /// Rows of a tile in phases that work row by row.
 pub(super) const ROWS_PER_TILE: usize = 8;
 
@@ -40,13 +35,13 @@ pub(crate) struct Scratch {
     pub(super) branch: Shared<f32>,
     /// `[row][ffn]`.
     pub(super) ffn: Shared<f32>,
-    inputs: Inputs,
+    pub(super) inputs: Inputs,
     /// `[row][padded vocabulary]`.
     pub(super) logits: Shared<f32>,
     pub(super) threads: Vec<ThreadScratch>,
     pub(super) partitions: PartitionScratch,
     /// Counts matrix products, so that a thread knows whether its own inputs belong to the running product.
-    product: AtomicU64,
+    pub(super) product: AtomicU64,
 }
 
 /// The memory of items whose partitions are computed apart.
@@ -58,9 +53,10 @@ pub(crate) struct PartitionScratch {
 }
 
 pub(crate) struct ThreadScratch {
-    inputs: Inputs,
+    pub(super) inputs: Inputs,
     /// The product for which `inputs` were prepared. Only its own thread uses it.
-    prepared: AtomicU64,
+    pub(super) prepared: AtomicU64,
+    pub(super) pair: PairScratch,
     pub(super) attention: AttentionScratch,
     /// `[hidden]`: a normed row of `branch`.
     pub(super) normed: Shared<f32>,
@@ -83,6 +79,7 @@ impl Scratch {
         let thread = || ThreadScratch {
             inputs: Inputs::new(FEW_ROWS, columns, numerics),
             prepared: AtomicU64::new(0),
+            pair: PairScratch::new(rows),
             attention: AttentionScratch::new(config),
             normed: Shared::new(branch),
         };
@@ -124,49 +121,6 @@ pub(crate) struct KvBase(pub *mut u8);
 unsafe impl Sync for KvBase {}
 // SAFETY: as above.
 unsafe impl Send for KvBase {}
-
-/// A product of input rows with one or more matrices of equal column count.
-pub(super) struct Product<'a> {
-    pub(super) rows: usize,
-    pub(super) matrices: &'a [&'a Matrix],
-    pub(super) input: Input<'a>,
-    /// Panels that one call of `write` gets together.
-    pub(super) group: usize,
-    pub(super) write: &'a (dyn Fn(Place, &mut [Outputs]) + Sync),
-}
-
-/// Where the inputs of a product come from.
-pub(super) enum Input<'a> {
-    /// This writes those of a row.
-    Made(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
-    /// An earlier phase wrote them, `[row][column]`. `write` must not touch this buffer: with few rows it is read in the phase in which `write`
-    /// runs.
-    Stored(&'a Shared<f32>),
-}
-
-impl Input<'_> {
-    /// # Safety
-    /// Nobody else uses this row of `inputs` meanwhile, and nobody writes what the input reads.
-    unsafe fn prepare(&self, inputs: &Inputs, (row, columns): (usize, usize), kernels: &Kernels) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                Input::Made(fill) => inputs.fill((row, columns), kernels, |out| fill(row, out)),
-                Input::Stored(from) => inputs.take(row, from.read(row * columns..(row + 1) * columns), kernels),
-            }
-        }
-    }
-}
-
-/// The target of a tile's outputs.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    pub(super) matrix: usize,
-    /// First column: 16 times the index of the panel group.
-    pub(super) column: usize,
-    pub(super) first_row: usize,
-    pub(super) rows: usize,
-}
 
 impl Step<'_> {
     pub(super) fn qkv_columns(&self) -> usize {
@@ -260,81 +214,6 @@ impl Step<'_> {
     /// The distance from a head's keys to its values.
     pub(super) fn values_offset(&self) -> usize {
         self.geometry.kv_head_count as usize * self.geometry.head_bytes()
-    }
-
-    /// Multiplies: prepares the inputs once (or once for each thread), then runs one tile for a few panels and all rows.
-    pub(super) fn multiply(&self, pool: &mut Pool, product: &Product<'_>) {
-        let columns = product.matrices[0].columns;
-        let rows = product.rows;
-        let number = self.scratch.product.fetch_add(1, Ordering::Relaxed) + 1;
-        if rows > FEW_ROWS {
-            pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
-                for row in tile_rows(tile, rows) {
-                    // SAFETY: each row is prepared by one tile, and nothing is written in this phase but inputs.
-                    unsafe {
-                        product
-                            .input
-                            .prepare(&self.scratch.inputs, (row, columns), self.kernels)
-                    };
-                }
-            });
-        }
-        let groups: usize = product
-            .matrices
-            .iter()
-            .map(|matrix| matrix.panels() / product.group)
-            .sum();
-        let per_tile = (groups / (pool.threads() * TILES_PER_THREAD)).max(1);
-        pool.parallel(groups.div_ceil(per_tile), &|tile, thread| {
-            let inputs = if rows > FEW_ROWS {
-                &self.scratch.inputs
-            } else {
-                let own = &self.scratch.threads[thread];
-                if own.prepared.swap(number, Ordering::Relaxed) != number {
-                    for row in 0..rows {
-                        // SAFETY: these inputs belong to this thread alone, and a product writes another buffer than its input reads.
-                        unsafe { product.input.prepare(&own.inputs, (row, columns), self.kernels) };
-                    }
-                }
-                &own.inputs
-            };
-            for group in tile * per_tile..((tile + 1) * per_tile).min(groups) {
-                self.multiply_group(product, inputs, group);
-            }
-        });
-    }
-
-    /// All rows with the panels of one group, counted over all matrices.
-    fn multiply_group(&self, product: &Product<'_>, inputs: &Inputs, mut group: usize) {
-        let mut matrix_index = 0;
-        while group >= product.matrices[matrix_index].panels() / product.group {
-            group -= product.matrices[matrix_index].panels() / product.group;
-            matrix_index += 1;
-        }
-        let matrix = product.matrices[matrix_index];
-        let kernel = matrix.kernel(self.kernels);
-        let mut outputs = [[[0.0; LANES]; MAX_ROWS]; 2];
-        for first_row in (0..product.rows).step_by(MAX_ROWS) {
-            let rows = (product.rows - first_row).min(MAX_ROWS);
-            // SAFETY: the rows were prepared before this phase, or by this thread for itself.
-            let input = unsafe { inputs.rows(first_row, rows, matrix.columns) };
-            for (part, outputs) in outputs.iter_mut().enumerate().take(product.group) {
-                let panel = self.weights.panel(matrix, group * product.group + part);
-                kernel(panel, &input, rows, outputs);
-                if let Some(bias) = matrix.bias(group * product.group + part) {
-                    for (output, bias) in outputs[..rows].iter_mut().flat_map(|row| row.iter_mut().zip(bias)) {
-                        *output += bias;
-                    }
-                }
-            }
-            let place = Place {
-                matrix: matrix_index,
-                column: group * LANES,
-                first_row,
-                rows,
-            };
-            (product.write)(place, &mut outputs[..product.group]);
-        }
     }
 }
 

@@ -7,8 +7,9 @@ use model_files::arch::{Activation, EmbeddingScale};
 
 use super::attention;
 use super::buffers::Shared;
-use super::forward::{Input, LOGITS_ROWS, Place, Product, ROWS_PER_TILE, Step, tile_rows};
-use super::kernels::{LANES, Outputs};
+use super::forward::{LOGITS_ROWS, ROWS_PER_TILE, Step, tile_rows};
+use super::kernels::{LANES, Lanes};
+use super::multiply::{Input, Place, Product, Write};
 use super::pool::Pool;
 use super::weights::{Layer, Matrix};
 use crate::LogitsSink;
@@ -56,15 +57,13 @@ impl Step<'_> {
                 rows: self.plan.rows.len(),
                 matrices: &[&layer.query, &layer.key, &layer.value],
                 input: Input::Made(&|row, out| self.normed(row, &layer.attention_norm, out)),
-                group: 1,
-                write: &|place, outputs| {
+                write: Write::Panel(&|place, outputs| {
                     let column = [0, query, query + kv][place.matrix] + place.column;
-                    for (row, lanes) in (place.first_row..).zip(&outputs[0][..place.rows]) {
-                        let start = row * stride + column;
+                    for (row, lanes) in (place.first_row..).zip(outputs) {
                         // SAFETY: each (row, panel) is written by one tile.
-                        unsafe { self.scratch.qkv.write(start..start + LANES) }.copy_from_slice(lanes);
+                        unsafe { *self.scratch.qkv.lanes(row * stride + column) = *lanes };
                     }
-                },
+                }),
             },
         );
     }
@@ -78,11 +77,10 @@ impl Step<'_> {
                 rows: self.plan.rows.len(),
                 matrices: &[matrix],
                 input: Input::Stored(from),
-                group: 1,
-                write: &|place, outputs| match post_norm {
-                    None => self.add_to_hidden(place, &outputs[0]),
-                    Some(_) => self.copy_to_branch(place, &outputs[0]),
-                },
+                write: Write::Panel(&|place, outputs| match post_norm {
+                    None => self.add_to_hidden(place, outputs),
+                    Some(_) => self.copy_to_branch(place, outputs),
+                }),
             },
         );
         if let Some(weight) = post_norm {
@@ -90,11 +88,11 @@ impl Step<'_> {
         }
     }
 
-    fn copy_to_branch(&self, place: Place, outputs: &Outputs) {
-        for (row, lanes) in (place.first_row..).zip(&outputs[..place.rows]) {
+    fn copy_to_branch(&self, place: Place, outputs: &[Lanes]) {
+        for (row, lanes) in (place.first_row..).zip(outputs) {
             let start = row * self.config.hidden_size + place.column;
             // SAFETY: each (row, panel) is written by one tile, and nothing reads the branch in this phase.
-            unsafe { self.scratch.branch.write(start..start + LANES) }.copy_from_slice(lanes);
+            unsafe { *self.scratch.branch.lanes(start) = *lanes };
         }
     }
 
@@ -120,11 +118,11 @@ impl Step<'_> {
         });
     }
 
-    fn add_to_hidden(&self, place: Place, outputs: &Outputs) {
-        for (row, lanes) in (place.first_row..).zip(&outputs[..place.rows]) {
+    fn add_to_hidden(&self, place: Place, outputs: &[Lanes]) {
+        for (row, lanes) in (place.first_row..).zip(outputs) {
             let start = row * self.config.hidden_size + place.column;
             // SAFETY: each (row, panel) is written by one tile, and nothing reads the stream in this phase.
-            let hidden = unsafe { self.scratch.hidden.write(start..start + LANES) };
+            let hidden = unsafe { self.scratch.hidden.lanes(start) };
             for (hidden, lane) in hidden.iter_mut().zip(lanes) {
                 *hidden += lane;
             }
@@ -143,18 +141,13 @@ impl Step<'_> {
                 rows: self.plan.rows.len(),
                 matrices: &[&layer.gate_up],
                 input: Input::Made(&|row, out| self.normed(row, &layer.ffn_norm, out)),
-                group: 2,
-                write: &|place, outputs| {
-                    let [gates, ups] = outputs else {
-                        unreachable!("a group of two panels")
-                    };
-                    for (index, (gate, up)) in gates.iter_mut().zip(ups).enumerate().take(place.rows) {
-                        gate_kernel(gate, up);
-                        let start = (place.first_row + index) * ffn + place.column;
+                write: Write::TwoPanels(&|place, [gates, ups]| {
+                    gate_kernel(gates, ups);
+                    for (row, gate) in (place.first_row..).zip(gates) {
                         // SAFETY: each (row, panel) is written by one tile.
-                        unsafe { self.scratch.ffn.write(start..start + LANES) }.copy_from_slice(gate);
+                        unsafe { *self.scratch.ffn.lanes(row * ffn + place.column) = *gate };
                     }
-                },
+                }),
             },
         );
         let post_norm = layer.post_ffn_norm.as_deref();
@@ -173,17 +166,15 @@ impl Step<'_> {
                     input: Input::Made(&|row, out| {
                         self.normed(wanted[row].row as usize, &self.weights.output_norm, out)
                     }),
-                    group: 1,
-                    write: &|place, outputs| {
-                        for (row, lanes) in (place.first_row..).zip(&mut outputs[0][..place.rows]) {
+                    write: Write::Panel(&|place, outputs| {
+                        for (row, lanes) in (place.first_row..).zip(outputs) {
                             if let Some(cap) = self.config.logit_softcap {
                                 (self.kernels.softcap)(lanes, cap);
                             }
-                            let start = row * stride + place.column;
                             // SAFETY: each (row, panel) is written by one tile.
-                            unsafe { self.scratch.logits.write(start..start + LANES) }.copy_from_slice(lanes);
+                            unsafe { *self.scratch.logits.lanes(row * stride + place.column) = *lanes };
                         }
-                    },
+                    }),
                 },
             );
             for (index, wanted) in wanted.iter().enumerate() {

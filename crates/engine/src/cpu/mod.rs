@@ -8,6 +8,7 @@ mod forward;
 mod kept;
 mod kernels;
 mod layers;
+mod multiply;
 mod packing;
 mod panels;
 mod plan;

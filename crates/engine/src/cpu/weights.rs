@@ -7,6 +7,7 @@ use model_files::arch::{GateUp, LayerTensors, Linear, Projections, in_layer};
 use model_files::config::ModelConfig;
 use model_files::model::Model;
 
+use super::kernels::pairs::PairKernel;
 use super::kernels::{BLOCK, DotKernel, Kernels, LANES, Lanes};
 use super::packing::{Packing, PlannedMatrix};
 use super::panels::{Format, Rows, pack_panel};
@@ -43,6 +44,14 @@ impl Matrix {
             Format::Q4_1 => kernels.dot_q4_1,
             Format::Q8_0 => kernels.dot_q8_0,
             Format::F32 => kernels.dot_f32,
+        }
+    }
+
+    pub(crate) fn pair_kernel(&self, kernels: &Kernels) -> Option<PairKernel> {
+        match self.format {
+            Format::Q4_1 => kernels.pair_q4_1,
+            Format::Q8_0 => kernels.pair_q8_0,
+            Format::F32 => None,
         }
     }
 }

@@ -23,7 +23,8 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use crate::cpu::kernels::{
-        BLOCK, InputRows, Kernels, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, RowsAtBlock, lane_kernels,
+        BLOCK, InputRows, Kernels, Lanes, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, RowsAtBlock,
+        lane_kernels,
     };
 
     lane_kernels!("avx2,fma,f16c", crate::cpu::kernels::vector::Avx2);
@@ -36,6 +37,8 @@ mod x86 {
             dot_q4_1,
             dot_q8_0,
             dot_f32,
+            pair_q4_1: None,
+            pair_q8_0: None,
             rms_norm,
             quantise,
             gate_silu,
@@ -56,6 +59,7 @@ mod x86 {
     /// Splits up to 8 rows into groups of 4, 2 and 1: 16 registers hold 8 weight vectors and 4 sums.
     macro_rules! in_row_groups {
         ($kernel:ident, $panel:expr, $input:expr, $rows:expr, $out:expr) => {{
+            assert!($rows <= MAX_ROWS);
             let blocks = $input.check_quantised($rows);
             let mut first = 0;
             while first < $rows {
@@ -148,7 +152,7 @@ mod x86 {
                     }
                 }
                 weights = weights.wrapping_add(Q4_1_PANEL_BLOCK);
-                input = input.next();
+                input = input.after(1);
             }
             store(sums, &mut out[call.first..], half);
         }
@@ -187,7 +191,7 @@ mod x86 {
                     }
                 }
                 weights = weights.wrapping_add(Q8_0_PANEL_BLOCK);
-                input = input.next();
+                input = input.after(1);
             }
             store(sums, &mut out[call.first..], half);
         }

@@ -56,10 +56,12 @@ pub(crate) fn quantise<V: Vector>(x: &[f32], out: QuantisedRow<'_>) {
 }
 
 #[inline(always)]
-pub(crate) fn gate_silu<V: Vector>(gate: &mut Lanes, up: &Lanes) {
-    let g = V::load(gate);
-    let below = V::splat(1.0).add(V::splat(0.0).sub(g).exp());
-    g.div(below).mul(V::load(up)).store(gate);
+pub(crate) fn gate_silu<V: Vector>(gate: &mut [Lanes], up: &[Lanes]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let g = V::load(gate);
+        let below = V::splat(1.0).add(V::splat(0.0).sub(g).exp());
+        g.div(below).mul(V::load(up)).store(gate);
+    }
 }
 
 /// Factors of `g` and of its cube in the exponent of GELU's tanh form: `2 sqrt(2 / pi)`, and 0.044715 times that.
@@ -68,11 +70,13 @@ const GELU_CUBIC: f32 = 0.071_354_814;
 
 /// `0.5 g (1 + tanh(z / 2))` is `g / (1 + exp(-z))`.
 #[inline(always)]
-pub(crate) fn gate_gelu<V: Vector>(gate: &mut Lanes, up: &Lanes) {
-    let g = V::load(gate);
-    let slope = g.mul(g).mul(V::splat(GELU_CUBIC)).add(V::splat(GELU_LINEAR));
-    let below = V::splat(1.0).add(V::splat(0.0).sub(slope.mul(g)).exp());
-    g.div(below).mul(V::load(up)).store(gate);
+pub(crate) fn gate_gelu<V: Vector>(gate: &mut [Lanes], up: &[Lanes]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let g = V::load(gate);
+        let slope = g.mul(g).mul(V::splat(GELU_CUBIC)).add(V::splat(GELU_LINEAR));
+        let below = V::splat(1.0).add(V::splat(0.0).sub(slope.mul(g)).exp());
+        g.div(below).mul(V::load(up)).store(gate);
+    }
 }
 
 #[inline(always)]

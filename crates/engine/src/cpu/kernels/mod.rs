@@ -8,9 +8,11 @@ pub(crate) mod attend;
 mod avx2;
 mod avx512;
 pub(crate) mod lanes;
+pub(crate) mod pairs;
 mod portable;
 pub(crate) mod vector;
 
+use self::pairs::PairKernel;
 use crate::EngineError;
 use crate::cpu::KernelChoice;
 
@@ -49,11 +51,11 @@ pub(crate) struct InputRows<'a> {
 }
 
 impl InputRows<'_> {
-    /// Panics unless the 8-bit parts cover `rows` rows: the kernels read through pointers.
+    /// Panics unless the 8-bit parts cover `rows` rows: the kernels read through pointers. Returns the blocks of a row.
     #[inline(always)]
     fn check_quantised(&self, rows: usize) -> usize {
         let blocks = self.columns / BLOCK;
-        assert!(rows <= MAX_ROWS && self.columns.is_multiple_of(BLOCK));
+        assert!(self.columns.is_multiple_of(BLOCK));
         assert!(self.quants.len() >= rows * self.columns);
         assert!(self.scales.len().min(self.offsets.len()).min(self.sums.len()) >= rows * blocks);
         blocks
@@ -95,14 +97,14 @@ impl RowsAtBlock {
         }
     }
 
-    /// At the next block, of which only what is there may be read.
+    /// So many blocks further, where only what is there may be read.
     #[inline(always)]
-    fn next(self) -> Self {
+    fn after(self, blocks: usize) -> Self {
         Self {
-            quants: self.quants.wrapping_add(BLOCK),
-            scales: self.scales.wrapping_add(1),
-            offsets: self.offsets.wrapping_add(1),
-            sums: self.sums.wrapping_add(1),
+            quants: self.quants.wrapping_add(blocks * BLOCK),
+            scales: self.scales.wrapping_add(blocks),
+            offsets: self.offsets.wrapping_add(blocks),
+            sums: self.sums.wrapping_add(blocks),
             ..self
         }
     }
@@ -151,13 +153,16 @@ pub(crate) struct Kernels {
     pub dot_q4_1: DotKernel,
     pub dot_q8_0: DotKernel,
     pub dot_f32: DotKernel,
+    /// For many rows, where the instruction set gains by it.
+    pub pair_q4_1: Option<PairKernel>,
+    pub pair_q8_0: Option<PairKernel>,
     /// `(x, weight, epsilon, out)`.
     pub rms_norm: fn(&[f32], &[f32], f32, &mut [f32]),
     pub quantise: fn(&[f32], lanes::QuantisedRow<'_>),
     /// `gate[i] = silu(gate[i]) * up[i]`.
-    pub gate_silu: fn(&mut Lanes, &Lanes),
+    pub gate_silu: fn(&mut [Lanes], &[Lanes]),
     /// The same with GELU.
-    pub gate_gelu: fn(&mut Lanes, &Lanes),
+    pub gate_gelu: fn(&mut [Lanes], &[Lanes]),
     /// `values[i] = cap * tanh(values[i] / cap)`.
     pub softcap: fn(&mut Lanes, f32),
     pub attend_partition: AttendPartition,
@@ -195,17 +200,17 @@ macro_rules! lane_kernels {
             // SAFETY: as above.
             unsafe { inner(x, out) }
         }
-        pub(super) fn gate_silu(gate: &mut Lanes, up: &Lanes) {
+        pub(super) fn gate_silu(gate: &mut [Lanes], up: &[Lanes]) {
             #[target_feature(enable = $features)]
-            fn inner(gate: &mut Lanes, up: &Lanes) {
+            fn inner(gate: &mut [Lanes], up: &[Lanes]) {
                 lanes::gate_silu::<$vector>(gate, up);
             }
             // SAFETY: as above.
             unsafe { inner(gate, up) }
         }
-        pub(super) fn gate_gelu(gate: &mut Lanes, up: &Lanes) {
+        pub(super) fn gate_gelu(gate: &mut [Lanes], up: &[Lanes]) {
             #[target_feature(enable = $features)]
-            fn inner(gate: &mut Lanes, up: &Lanes) {
+            fn inner(gate: &mut [Lanes], up: &[Lanes]) {
                 lanes::gate_gelu::<$vector>(gate, up);
             }
             // SAFETY: as above.

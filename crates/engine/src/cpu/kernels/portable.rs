@@ -11,6 +11,8 @@ pub(super) const KERNELS: Kernels = Kernels {
     dot_q4_1,
     dot_q8_0,
     dot_f32,
+    pair_q4_1: None,
+    pair_q8_0: None,
     rms_norm: lanes::rms_norm::<Lanes>,
     quantise: lanes::quantise::<Lanes>,
     gate_silu: lanes::gate_silu::<Lanes>,

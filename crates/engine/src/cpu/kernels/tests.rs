@@ -241,8 +241,8 @@ proptest! {
 /// Both gates and a cap.
 fn unary(kernels: &Kernels, x: &Lanes, up: &Lanes) -> [Lanes; 3] {
     let mut out = [*x; 3];
-    (kernels.gate_silu)(&mut out[0], up);
-    (kernels.gate_gelu)(&mut out[1], up);
+    (kernels.gate_silu)(&mut out[..1], std::slice::from_ref(up));
+    (kernels.gate_gelu)(&mut out[1..2], std::slice::from_ref(up));
     (kernels.softcap)(&mut out[2], 3.0);
     out
 }
@@ -385,8 +385,8 @@ impl AttendCase {
         };
         assert_eq!(call.partitions(), self.partitions());
         let mut scratch = AttendScratch {
-            keys: &mut vec![f32::NAN; head_dim * LANES],
-            values: &mut vec![f32::NAN; head_dim * LANES],
+            keys: &mut vec![f32::NAN; 2 * head_dim * LANES],
+            values: &mut vec![f32::NAN; 2 * head_dim * LANES],
             scores: &mut vec![[f32::NAN; LANES]; queries * PARTITION_TILES],
         };
         let (mut totals, mut sums) = (vec![f32::NAN; queries], vec![f32::NAN; queries * head_dim]);

@@ -27,12 +27,16 @@ macro_rules! in_head_groups {
     }};
 }
 
-/// The scores of all queries.
+/// The products of all queries with the keys.
 ///
 /// # Safety
 /// That of `attend_partition`.
 #[inline(always)]
-pub(super) unsafe fn score<V: Vector, T: Stored>(call: &AttendCall<'_>, tiles: &PartitionTiles, scores: &mut [Lanes]) {
+pub(super) unsafe fn multiply<V: Vector, T: Stored>(
+    call: &AttendCall<'_>,
+    tiles: &PartitionTiles,
+    scores: &mut [Lanes],
+) {
     for row in 0..call.rows {
         let seen = tiles.seen(call, row);
         for tile in tiles.tiles.clone() {
@@ -44,7 +48,7 @@ pub(super) unsafe fn score<V: Vector, T: Stored>(call: &AttendCall<'_>, tiles: &
             let keys = tiles.keys[tile].cast::<T>();
             // SAFETY: the heads are those of the call, and the tokens are written.
             unsafe {
-                in_head_groups!(call.group, head => score_heads::<V, T>(
+                in_head_groups!(call.group, head => multiply_heads::<V, T>(
                     call,
                     (row * call.group + head, tile),
                     (keys, tokens.clone()),
@@ -55,12 +59,12 @@ pub(super) unsafe fn score<V: Vector, T: Stored>(call: &AttendCall<'_>, tiles: &
     }
 }
 
-/// The scores of a tile for `N` heads of a row.
+/// The products of a tile with `N` heads of a row.
 ///
 /// # Safety
-/// As `score`; the keys of `tokens` are at `keys`.
+/// As `multiply`; the keys of `tokens` are at `keys`.
 #[inline(always)]
-unsafe fn score_heads<V: Vector, T: Stored, const N: usize>(
+unsafe fn multiply_heads<V: Vector, T: Stored, const N: usize>(
     call: &AttendCall<'_>,
     (query, tile): (usize, usize),
     (keys, tokens): (*const T, Range<usize>),
@@ -86,8 +90,7 @@ unsafe fn score_heads<V: Vector, T: Stored, const N: usize>(
         }
     }
     for head in 0..N {
-        call.scored(V::tree_sums(parts[head]))
-            .store(&mut scores[(query + head) * PARTITION_TILES + tile]);
+        V::tree_sums(parts[head]).store(&mut scores[(query + head) * PARTITION_TILES + tile]);
     }
 }
 

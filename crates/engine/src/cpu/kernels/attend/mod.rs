@@ -57,9 +57,9 @@ pub(crate) struct AttendCall<'a> {
 
 /// Scratch memory of one thread.
 pub(crate) struct AttendScratch<'a> {
-    /// `[head_dim]` x 16 tokens: a tile's keys, transposed.
+    /// `[head_dim]` x 16 tokens for each of two tiles: keys, transposed.
     pub keys: &'a mut [f32],
-    /// 16 tokens x `[head_dim]`.
+    /// 32 tokens x `[head_dim]`.
     pub values: &'a mut [f32],
     /// `[row][head]` x [`PARTITION_TILES`]: scores of a partition, then the weights that they become.
     pub scores: &'a mut [Lanes],
@@ -85,8 +85,8 @@ pub(crate) const PARTITION_TILES: usize = 16;
 pub(crate) const PARTITION: usize = PARTITION_TILES * TILE;
 /// Fewer queries do not pay for unpacking: turning a tile's keys takes as many operations as the scores of about this many queries.
 const MANY: usize = 8;
-/// Registers that hold 4 accumulators for each of 4 queries, and what is added to them.
-const REGISTERS_FOR_FOUR: usize = 24;
+/// Registers that hold 4 accumulators for each of 3 queries and 2 tiles, and what is added to them.
+const REGISTERS_FOR_TWO_TILES: usize = 28;
 /// Vectors of a head that are held in registers together: with four queries 16 sums.
 const CHUNKS: usize = 4;
 
@@ -133,47 +133,82 @@ unsafe fn attend_stored<V: Vector, T: Stored>(
     // SAFETY: the caller's promise.
     unsafe {
         match is_many {
-            true if V::REGISTERS >= REGISTERS_FOR_FOUR => many::score::<V, T, 4>(call, &tiles, scratch),
-            true => many::score::<V, T, 1>(call, &tiles, scratch),
-            false => few::score::<V, T>(call, &tiles, scratch.scores),
+            true if V::REGISTERS >= REGISTERS_FOR_TWO_TILES => many::multiply::<V, T, 3, 2>(call, &tiles, scratch),
+            true => many::multiply::<V, T, 1, 1>(call, &tiles, scratch),
+            false => few::multiply::<V, T>(call, &tiles, scratch.scores),
         }
     }
-    for query in 0..call.rows * call.group {
-        let scores = &mut scratch.scores[query * PARTITION_TILES..][..PARTITION_TILES];
-        (out.largest[query], out.totals[query]) = softmax::<V>(scores, tiles.seen(call, query / call.group));
-    }
+    softmax::<V>(call, &tiles, scratch.scores, out);
     // SAFETY: the caller's promise.
     unsafe {
         match is_many {
-            true if V::REGISTERS >= REGISTERS_FOR_FOUR => many::weigh::<V, T, 4>(call, &tiles, scratch, out.sums),
-            true => many::weigh::<V, T, 1>(call, &tiles, scratch, out.sums),
+            true if V::REGISTERS >= REGISTERS_FOR_TWO_TILES => {
+                many::weigh::<V, T, 4, 2>(call, &tiles, scratch, out.sums)
+            }
+            true => many::weigh::<V, T, 1, 1>(call, &tiles, scratch, out.sums),
             false => few::weigh::<V, T>(call, &tiles, scratch.scores, out.sums),
         }
     }
 }
 
-/// Scores become weights, which nobody has divided by their sum yet. Returns the largest score and that sum. `seen` counts tokens of the partition.
+/// Products become weights, which nobody has divided by their sums yet.
 #[inline(always)]
-fn softmax<V: Vector>(scores: &mut [Lanes], seen: Range<usize>) -> (f32, f32) {
-    if seen.is_empty() {
-        return (f32::NEG_INFINITY, 0.0);
+fn softmax<V: Vector>(call: &AttendCall<'_>, tiles: &PartitionTiles, scores: &mut [Lanes], out: &mut PartialSums<'_>) {
+    // All largest scores before all weights: a largest score is known late, and meanwhile the machine works on the next query.
+    for row in 0..call.rows {
+        let seen = tiles.seen(call, row);
+        for query in row * call.group..(row + 1) * call.group {
+            let scores = &mut scores[query * PARTITION_TILES..][..PARTITION_TILES];
+            out.largest[query] = score::<V>(call, scores, seen.clone());
+        }
     }
-    let (first, last) = (seen.start / TILE, (seen.end - 1) / TILE);
-    scores[first][..seen.start % TILE].fill(f32::NEG_INFINITY);
+    for row in 0..call.rows {
+        let seen = tiles.seen(call, row);
+        for query in row * call.group..(row + 1) * call.group {
+            let scores = &mut scores[query * PARTITION_TILES..][..PARTITION_TILES];
+            out.totals[query] = weigh::<V>(scores, seen.clone(), out.largest[query]);
+        }
+    }
+}
+
+/// Products become scores, those of tokens that are not `seen` the lowest. Returns the largest.
+#[inline(always)]
+fn score<V: Vector>(call: &AttendCall<'_>, scores: &mut [Lanes], seen: Range<usize>) -> f32 {
+    if seen.is_empty() {
+        return f32::NEG_INFINITY;
+    }
+    let scores = &mut scores[seen.start / TILE..seen.end.div_ceil(TILE)];
+    let scale = V::splat(call.scale);
+    for score in scores.iter_mut() {
+        let scaled = V::load(score).mul(scale);
+        match call.softcap {
+            Some(cap) => capped(scaled, cap).store(score),
+            None => scaled.store(score),
+        }
+    }
+    let last = scores.len() - 1;
+    scores[0][..seen.start % TILE].fill(f32::NEG_INFINITY);
     scores[last][(seen.end - 1) % TILE + 1..].fill(f32::NEG_INFINITY);
-    let scores = &mut scores[first..=last];
     let mut largest = V::load(&scores[0]);
     for score in &scores[1..] {
         largest = largest.larger(V::load(score));
     }
-    let largest = largest.largest();
-    let mut total = V::splat(0.0);
-    for score in scores {
-        let weight = V::load(score).sub(V::splat(largest)).exp();
+    largest.largest()
+}
+
+/// Scores become weights. Returns their sum.
+#[inline(always)]
+fn weigh<V: Vector>(scores: &mut [Lanes], seen: Range<usize>, largest: f32) -> f32 {
+    if seen.is_empty() {
+        return 0.0;
+    }
+    let (largest, mut total) = (V::splat(largest), V::splat(0.0));
+    for score in &mut scores[seen.start / TILE..seen.end.div_ceil(TILE)] {
+        let weight = V::load(score).sub(largest).exp();
         weight.store(score);
         total = total.add(weight);
     }
-    (largest, total.tree_sum())
+    total.tree_sum()
 }
 
 /// Adds the sums of a later partition.
@@ -246,6 +281,24 @@ impl PartitionTiles {
         call.first_seen(row).saturating_sub(self.start).min(end)..end
     }
 
+    /// Tokens of a tile that are written.
+    #[inline(always)]
+    fn tokens_of(&self, tile: usize) -> usize {
+        (self.tokens - tile * TILE).min(TILE)
+    }
+
+    /// The rows that see all tokens of these tiles.
+    #[inline(always)]
+    fn rows_that_see(&self, call: &AttendCall<'_>, tiles: Range<usize>) -> Range<usize> {
+        let (start, end) = (self.start + tiles.start * TILE, self.start + tiles.end * TILE);
+        // A row at `end - 1` or later sees the last token; one whose window is not behind `start` sees the first.
+        let first = (end - 1).saturating_sub(call.first_position).min(call.rows);
+        let behind = call.window.map_or(call.rows, |window| {
+            (start + window).saturating_sub(call.first_position).min(call.rows)
+        });
+        first..behind.max(first)
+    }
+
     /// Tiles lie in blocks that are anywhere in memory, so the machine does not see which one comes next.
     #[inline(always)]
     fn prefetch<V: Vector>(&self, call: &AttendCall<'_>, tile: usize, offset: usize) {
@@ -286,16 +339,6 @@ impl AttendCall<'_> {
         unsafe {
             let start = self.queries.add(row * self.query_stride + head * self.head_dim);
             std::slice::from_raw_parts(start, self.head_dim)
-        }
-    }
-
-    /// Products of a query and keys become scores.
-    #[inline(always)]
-    fn scored<V: Vector>(&self, products: V) -> V {
-        let scores = products.mul(V::splat(self.scale));
-        match self.softcap {
-            Some(cap) => capped(scores, cap),
-            None => scores,
         }
     }
 }

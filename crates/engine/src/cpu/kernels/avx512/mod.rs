@@ -9,6 +9,9 @@ pub(super) const NEEDS: &str = "x86-64 with AVX-512 F, BW, DQ, VL and VNNI";
 pub(super) use x86::detect;
 
 #[cfg(target_arch = "x86_64")]
+mod pairs;
+
+#[cfg(target_arch = "x86_64")]
 #[expect(
     clippy::needless_range_loop,
     reason = "a row indexes accumulators, inputs and scales alike"
@@ -17,10 +20,11 @@ mod x86 {
     use std::arch::asm;
     use std::arch::x86_64::*;
 
+    use super::pairs;
     use crate::cpu::kernels::vector::{Avx512, Vector as _};
     use crate::cpu::kernels::{
-        BLOCK, InputRows, Kernels, LANES, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, RowsAtBlock,
-        lane_kernels,
+        BLOCK, InputRows, Kernels, LANES, Lanes, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET,
+        RowsAtBlock, lane_kernels,
     };
 
     /// A row that is alone needs a block in 15 ns, and memory answers in about 100 ns. With 4 KiB an Intel Xeon streamed weights 1.3 times as fast as
@@ -46,6 +50,8 @@ mod x86 {
             dot_q4_1,
             dot_q8_0,
             dot_f32,
+            pair_q4_1: Some(pairs::Q4_1),
+            pair_q8_0: Some(pairs::Q8_0),
             rms_norm,
             quantise,
             gate_silu,
@@ -59,6 +65,7 @@ mod x86 {
     /// Splits up to 8 rows into groups of 8, 4, 2 and 1, each with its own unrolled code.
     macro_rules! in_row_groups {
         ($kernel:ident, $panel:expr, $input:expr, $rows:expr, $out:expr) => {{
+            assert!($rows <= MAX_ROWS);
             let blocks = $input.check_quantised($rows);
             let mut first = 0;
             while first < $rows {
@@ -114,7 +121,7 @@ mod x86 {
     /// Four bytes of input in every lane.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn four_quants(quants: *const i8) -> __m512i {
+    pub(super) unsafe fn four_quants(quants: *const i8) -> __m512i {
         // SAFETY: the caller passes a pointer to at least four quants.
         _mm512_set1_epi32(unsafe { quants.cast::<i32>().read_unaligned() })
     }
@@ -123,7 +130,7 @@ mod x86 {
     /// far enough ahead to fill them.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn keep_order<const ROWS: usize>(dots: &mut [__m512i; ROWS]) {
+    pub(super) fn keep_order<const ROWS: usize>(dots: &mut [__m512i; ROWS]) {
         for dot in dots {
             // SAFETY: no instruction; each vector stays as it is.
             unsafe {
@@ -179,7 +186,7 @@ mod x86 {
                 }
             }
             weights = weights.wrapping_add(Q4_1_PANEL_BLOCK);
-            input = input.next();
+            input = input.after(1);
         }
         store(sums, &mut out[call.first..]);
     }
@@ -215,7 +222,7 @@ mod x86 {
                 }
             }
             weights = weights.wrapping_add(Q8_0_PANEL_BLOCK);
-            input = input.next();
+            input = input.after(1);
         }
         store(sums, &mut out[call.first..]);
     }

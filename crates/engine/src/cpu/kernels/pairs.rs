@@ -1,0 +1,66 @@
+//! Products of many rows with two panels at a time.
+//!
+//! With one panel, every product needs its own load of four bytes of a row, and the loads take as long as the products. Two panels share
+//! them. The panels are unpacked once for all rows, a few blocks at a time, so that they stay in the first cache. The order of all sums is that of
+//! the other kernels.
+
+use super::{InputRows, LANES, Lanes};
+
+/// Blocks that are unpacked together: those of two panels take 20 KB.
+pub(crate) const PAIR_BLOCKS: usize = 16;
+
+/// A block of a panel with 8-bit weights.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(64))]
+pub(crate) struct UnpackedBlock {
+    /// Byte `4 * row + t` of vector i is column `4i + t`, as an unsigned number.
+    pub weights: [WeightVector; 8],
+    pub scales: Lanes,
+    /// Q8_0 has none.
+    pub minima: Lanes,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct WeightVector(pub [u8; 4 * LANES]);
+
+impl Default for WeightVector {
+    fn default() -> Self {
+        Self([0; 4 * LANES])
+    }
+}
+
+/// How the panels of a format are multiplied in pairs.
+#[derive(Clone, Copy)]
+pub(crate) struct PairKernel {
+    pub block_bytes: usize,
+    /// `(blocks of a panel, as many unpacked blocks)`.
+    pub unpack: fn(&[u8], &mut [UnpackedBlock]),
+    pub add: AddPair,
+}
+
+/// `(blocks of two panels, input, index of the first block, sums)`: adds the products with these blocks. Both sums have an entry for each row. Block 0
+/// begins new sums.
+pub(crate) type AddPair = fn([&[UnpackedBlock]; 2], &InputRows<'_>, usize, [&mut [Lanes]; 2]);
+
+impl PairKernel {
+    /// Computes the sums of two panels for as many rows of the input as `sums` have. `scratch` has room for [`PAIR_BLOCKS`] blocks of both.
+    pub(crate) fn dot(
+        &self,
+        panels: [&[u8]; 2],
+        input: &InputRows<'_>,
+        scratch: &mut [UnpackedBlock],
+        [first, second]: [&mut [Lanes]; 2],
+    ) {
+        let (of_first, of_second) = scratch.split_at_mut(PAIR_BLOCKS);
+        let bytes = PAIR_BLOCKS * self.block_bytes;
+        let chunks = panels[0].chunks(bytes).zip(panels[1].chunks(bytes));
+        for (index, (of_panel, of_next)) in chunks.enumerate() {
+            let blocks = of_panel.len() / self.block_bytes;
+            (self.unpack)(of_panel, &mut of_first[..blocks]);
+            (self.unpack)(of_next, &mut of_second[..blocks]);
+            let unpacked = [&of_first[..blocks], &of_second[..blocks]];
+            (self.add)(unpacked, input, index * PAIR_BLOCKS, [first, second]);
+        }
+    }
+}

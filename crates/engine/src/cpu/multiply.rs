@@ -1,0 +1,236 @@
+//! The product of a step's rows with matrices.
+//!
+//! With few rows (decode) each thread prepares a matrix's inputs for itself, which costs less than one more phase. With many rows this is a phase of its
+//! own, and a tile has two panels, which share what is loaded of the rows (`kernels::pairs`).
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use super::buffers::{Inputs, Shared};
+use super::forward::{ROWS_PER_TILE, Step, ThreadScratch, tile_rows};
+use super::kernels::pairs::{PAIR_BLOCKS, UnpackedBlock};
+use super::kernels::{Kernels, LANES, Lanes, MAX_ROWS};
+use super::pool::Pool;
+use super::weights::Matrix;
+
+/// Up to this many rows each thread prepares the inputs of a matrix for itself.
+pub(super) const FEW_ROWS: usize = MAX_ROWS;
+/// Rows of a tile that has two panels. Unpacking these takes about a fiftieth of the time of so many rows.
+const PAIR_ROWS: usize = 128;
+/// Tiles for each thread and matrix: enough that a thread which falls behind does not delay the others.
+const TILES_PER_THREAD: usize = 8;
+
+/// A product of input rows with one or more matrices of equal column count.
+pub(super) struct Product<'a> {
+    pub(super) rows: usize,
+    pub(super) matrices: &'a [&'a Matrix],
+    pub(super) input: Input<'a>,
+    pub(super) write: Write<'a>,
+}
+
+/// What takes the outputs: those of each row from [`Place::first_row`] on, 16 columns of them.
+pub(super) enum Write<'a> {
+    Panel(&'a (dyn Fn(Place, &mut [Lanes]) + Sync)),
+    /// Those of two neighbouring panels. The number of panels is even.
+    TwoPanels(&'a (dyn Fn(Place, [&mut [Lanes]; 2]) + Sync)),
+}
+
+/// Where outputs belong.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) matrix: usize,
+    /// The first column: 16 times the index of the panel, or of the two panels.
+    pub(super) column: usize,
+    pub(super) first_row: usize,
+}
+
+/// Where the inputs of a product come from.
+pub(super) enum Input<'a> {
+    /// This writes those of a row.
+    Made(&'a (dyn Fn(usize, &mut [f32]) + Sync)),
+    /// An earlier phase wrote them, `[row][column]`. `write` must not touch this buffer: with few rows it is read in the phase in which `write`
+    /// runs.
+    Stored(&'a Shared<f32>),
+}
+
+impl Input<'_> {
+    /// # Safety
+    /// Nobody else uses this row of `inputs` meanwhile, and nobody writes what the input reads.
+    unsafe fn prepare(&self, inputs: &Inputs, (row, columns): (usize, usize), kernels: &Kernels) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Input::Made(fill) => inputs.fill((row, columns), kernels, |out| fill(row, out)),
+                Input::Stored(from) => inputs.take(row, from.read(row * columns..(row + 1) * columns), kernels),
+            }
+        }
+    }
+}
+
+/// The memory of one thread for a tile of two panels.
+pub(super) struct PairScratch {
+    blocks: Shared<UnpackedBlock>,
+    sums: [Shared<Lanes>; 2],
+}
+
+impl PairScratch {
+    pub(super) fn new(max_rows: usize) -> Self {
+        let rows = max_rows.min(PAIR_ROWS);
+        Self {
+            blocks: Shared::new(2 * PAIR_BLOCKS),
+            sums: [Shared::new(rows), Shared::new(rows)],
+        }
+    }
+}
+
+/// One or two panels of a matrix.
+#[derive(Clone)]
+struct Unit<'a> {
+    matrix: &'a Matrix,
+    /// The matrix's index.
+    index: usize,
+    panels: Range<usize>,
+}
+
+impl Step<'_> {
+    pub(super) fn multiply(&self, pool: &mut Pool, product: &Product<'_>) {
+        if product.rows > FEW_ROWS {
+            self.multiply_many(pool, product);
+        } else {
+            self.multiply_few(pool, product);
+        }
+    }
+
+    fn multiply_few(&self, pool: &mut Pool, product: &Product<'_>) {
+        let (rows, columns) = (product.rows, product.matrices[0].columns);
+        let number = self.scratch.product.fetch_add(1, Ordering::Relaxed) + 1;
+        let width = match product.write {
+            Write::Panel(_) => 1,
+            Write::TwoPanels(_) => 2,
+        };
+        let units = units(product, width);
+        let per_tile = (units / (pool.threads() * TILES_PER_THREAD)).max(1);
+        pool.parallel(units.div_ceil(per_tile), &|tile, thread| {
+            let own = &self.scratch.threads[thread];
+            if own.prepared.swap(number, Ordering::Relaxed) != number {
+                for row in 0..rows {
+                    // SAFETY: these inputs belong to this thread alone, and a product writes another buffer than its input reads.
+                    unsafe { product.input.prepare(&own.inputs, (row, columns), self.kernels) };
+                }
+            }
+            for unit in tile * per_tile..((tile + 1) * per_tile).min(units) {
+                self.multiply_by_rows(product, &own.inputs, &unit_at(product, width, unit), 0..rows);
+            }
+        });
+    }
+
+    fn multiply_many(&self, pool: &mut Pool, product: &Product<'_>) {
+        let (rows, columns) = (product.rows, product.matrices[0].columns);
+        pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
+            for row in tile_rows(tile, rows) {
+                // SAFETY: each row is prepared by one tile, and nothing is written in this phase but inputs.
+                unsafe {
+                    product
+                        .input
+                        .prepare(&self.scratch.inputs, (row, columns), self.kernels)
+                };
+            }
+        });
+        let (units, parts) = (units(product, 2), rows.div_ceil(PAIR_ROWS));
+        pool.parallel(units * parts, &|tile, thread| {
+            let first_row = tile % parts * PAIR_ROWS;
+            let rows = first_row..(first_row + PAIR_ROWS).min(rows);
+            let unit = unit_at(product, 2, tile / parts);
+            self.multiply_pair(product, &unit, rows, &self.scratch.threads[thread]);
+        });
+    }
+
+    /// Two panels and up to [`PAIR_ROWS`] rows.
+    fn multiply_pair(&self, product: &Product<'_>, unit: &Unit<'_>, rows: Range<usize>, scratch: &ThreadScratch) {
+        let matrix = unit.matrix;
+        let Some(kernel) = matrix.pair_kernel(self.kernels) else {
+            return self.multiply_by_rows(product, &self.scratch.inputs, unit, rows);
+        };
+        // SAFETY: the rows were prepared in an earlier phase.
+        let input = unsafe { self.scratch.inputs.rows(rows.start, rows.len(), matrix.columns) };
+        // SAFETY: this memory belongs to this thread alone.
+        let (blocks, mut sums) = unsafe {
+            let of = &scratch.pair;
+            (
+                of.blocks.write(0..of.blocks.len()),
+                of.sums.each_ref().map(|sums| sums.write(0..rows.len())),
+            )
+        };
+        // The last panel of an odd number is its own neighbour, whose sums nobody takes.
+        let panels = [unit.panels.start, unit.panels.end - 1].map(|panel| self.weights.panel(matrix, panel));
+        kernel.dot(panels, &input, blocks, sums.each_mut().map(|sums| &mut **sums));
+        self.take(product, (unit, rows.start), sums);
+    }
+
+    /// One or two panels, with a call of a kernel for each panel and up to 8 rows.
+    fn multiply_by_rows(&self, product: &Product<'_>, inputs: &Inputs, unit: &Unit<'_>, rows: Range<usize>) {
+        let matrix = unit.matrix;
+        let kernel = matrix.kernel(self.kernels);
+        let mut outputs = [[[0.0; LANES]; MAX_ROWS]; 2];
+        for first_row in rows.clone().step_by(MAX_ROWS) {
+            let count = (rows.end - first_row).min(MAX_ROWS);
+            // SAFETY: the rows were prepared before this phase, or by this thread for itself.
+            let input = unsafe { inputs.rows(first_row, count, matrix.columns) };
+            for (panel, outputs) in unit.panels.clone().zip(&mut outputs) {
+                kernel(self.weights.panel(matrix, panel), &input, count, outputs);
+            }
+            let outputs = outputs.each_mut().map(|outputs| &mut outputs[..count]);
+            self.take(product, (unit, first_row), outputs);
+        }
+    }
+
+    /// Adds the biases, and gives the outputs away.
+    fn take(&self, product: &Product<'_>, (unit, first_row): (&Unit<'_>, usize), mut outputs: [&mut [Lanes]; 2]) {
+        for (panel, outputs) in unit.panels.clone().zip(&mut outputs) {
+            if let Some(bias) = unit.matrix.bias(panel) {
+                for (output, bias) in outputs.iter_mut().flat_map(|row| row.iter_mut().zip(bias)) {
+                    *output += bias;
+                }
+            }
+        }
+        let place = |column| Place {
+            matrix: unit.index,
+            column,
+            first_row,
+        };
+        match product.write {
+            Write::TwoPanels(write) => write(place(unit.panels.start / 2 * LANES), outputs),
+            Write::Panel(write) => {
+                for (panel, outputs) in unit.panels.clone().zip(outputs) {
+                    write(place(panel * LANES), outputs);
+                }
+            }
+        }
+    }
+}
+
+/// How many units of `width` panels the matrices have.
+fn units(product: &Product<'_>, width: usize) -> usize {
+    product
+        .matrices
+        .iter()
+        .map(|matrix| matrix.panels().div_ceil(width))
+        .sum()
+}
+
+/// The unit of this number, counted over all matrices.
+fn unit_at<'a>(product: &Product<'a>, width: usize, mut number: usize) -> Unit<'a> {
+    let mut index = 0;
+    loop {
+        let matrix = product.matrices[index];
+        let units = matrix.panels().div_ceil(width);
+        if number < units {
+            return Unit {
+                matrix,
+                index,
+                panels: number * width..((number + 1) * width).min(matrix.panels()),
+            };
+        }
+        (number, index) = (number - units, index + 1);
+    }
+}
