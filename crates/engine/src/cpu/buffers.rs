@@ -6,7 +6,7 @@ use std::ops::Range;
 use model_files::config::ModelConfig;
 
 use super::kernels::attend::{AttendScratch, PARTITION_TILES, PartialSums};
-use super::kernels::lanes::QuantisedRow;
+use super::kernels::lanes::{QuantisedBlock, QuantisedRow};
 use super::kernels::{BLOCK, InputRows, Kernels, LANES, Lanes};
 use super::plan::ATTENTION_ROWS;
 use crate::Numerics;
@@ -67,7 +67,7 @@ impl Shared<f32> {
     }
 }
 
-/// Inputs of a matrix: rows of f32, or for 8-bit numerics their quantised form. Kernels get only what their numerics need.
+/// Inputs of a matrix: rows of f32, or of 8-bit numbers. Kernels get only what their numerics need.
 pub(crate) struct Inputs {
     values: Shared<f32>,
     quants: Shared<i8>,
@@ -80,12 +80,12 @@ pub(crate) struct Inputs {
 impl Inputs {
     /// Room for `rows` rows of up to `columns` columns.
     pub(crate) fn new(rows: usize, columns: usize, numerics: Numerics) -> Self {
-        let (quants, blocks) = match numerics {
-            Numerics::Int8Blocks => (rows * columns, rows * columns / BLOCK),
-            Numerics::Exact => (0, 0),
+        let (values, quants, blocks) = match numerics {
+            Numerics::Int8Blocks => (0, rows * columns, rows * columns / BLOCK),
+            Numerics::Exact => (rows * columns, 0, 0),
         };
         Self {
-            values: Shared::new(rows * columns),
+            values: Shared::new(values),
             quants: Shared::new(quants),
             scales: Shared::new(blocks),
             offsets: Shared::new(blocks),
@@ -94,16 +94,27 @@ impl Inputs {
         }
     }
 
-    /// Lets `fill` write the f32 values of a row of `columns`, then quantises it.
+    /// Lets `fill` write the f32 values of a row of `columns`. If they are to be quantised, it writes them to `buffer`.
     ///
     /// # Safety
     /// Nobody else uses this row meanwhile.
-    pub(crate) unsafe fn fill(&self, (row, columns): (usize, usize), kernels: &Kernels, fill: impl FnOnce(&mut [f32])) {
-        // SAFETY: the range belongs to this row alone, which the caller has for itself.
+    pub(crate) unsafe fn fill(
+        &self,
+        (row, columns): (usize, usize),
+        kernels: &Kernels,
+        buffer: &mut [f32],
+        fill: impl FnOnce(&mut [f32]),
+    ) {
+        // SAFETY: the caller has this row for itself.
         unsafe {
-            let values = self.values.write(row * columns..(row + 1) * columns);
-            fill(values);
-            self.quantise(row, values, kernels);
+            match self.numerics {
+                Numerics::Int8Blocks => {
+                    let values = &mut buffer[..columns];
+                    fill(values);
+                    self.quantise(row, values, kernels);
+                }
+                Numerics::Exact => fill(self.values.write(row * columns..(row + 1) * columns)),
+            }
         }
     }
 
@@ -126,12 +137,26 @@ impl Inputs {
         }
     }
 
+    /// Takes a quantised block of a row of `columns`.
+    ///
+    /// # Safety
+    /// Nobody else uses this block of this row meanwhile.
+    pub(crate) unsafe fn put(&self, (row, columns): (usize, usize), block: usize, values: &QuantisedBlock) {
+        let (cell, mark) = (row * columns + block * BLOCK, row * (columns / BLOCK) + block);
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.quants
+                .write(cell..cell + BLOCK)
+                .copy_from_slice(values.quants.as_flattened());
+            self.scales.write(mark..mark + 1)[0] = values.scale;
+            self.offsets.write(mark..mark + 1)[0] = values.offset;
+            self.sums.write(mark..mark + 1)[0] = values.sum;
+        }
+    }
+
     /// # Safety
     /// As `fill`.
     unsafe fn quantise(&self, row: usize, values: &[f32], kernels: &Kernels) {
-        if self.numerics != Numerics::Int8Blocks {
-            return;
-        }
         let (columns, blocks) = (values.len(), values.len() / BLOCK);
         let marks = row * blocks..(row + 1) * blocks;
         // SAFETY: the ranges belong to this row alone, which the caller has for itself.

@@ -36,6 +36,8 @@ pub(crate) struct Scratch {
     /// `[row][ffn]`.
     pub(super) ffn: Shared<f32>,
     pub(super) inputs: Inputs,
+    /// Inputs that the phase before has quantised, while it read `inputs`.
+    pub(super) next_inputs: Inputs,
     /// `[row][padded vocabulary]`.
     pub(super) logits: Shared<f32>,
     pub(super) threads: Vec<ThreadScratch>,
@@ -58,8 +60,8 @@ pub(crate) struct ThreadScratch {
     pub(super) prepared: AtomicU64,
     pub(super) pair: PairScratch,
     pub(super) attention: AttentionScratch,
-    /// `[hidden]`: a normed row of `branch`.
-    pub(super) normed: Shared<f32>,
+    /// One row of any of the step's buffers.
+    pub(super) row: Shared<f32>,
 }
 
 impl Scratch {
@@ -76,12 +78,16 @@ impl Scratch {
         let has_branch = layer.post_attention_norm.is_some() || layer.post_ffn_norm.is_some();
         let branch = if has_branch { hidden } else { 0 };
         let slots = partitions.slots * partitions.kv_heads;
+        let next_rows = match numerics {
+            Numerics::Int8Blocks => rows,
+            Numerics::Exact => 0,
+        };
         let thread = || ThreadScratch {
             inputs: Inputs::new(FEW_ROWS, columns, numerics),
             prepared: AtomicU64::new(0),
             pair: PairScratch::new(rows),
             attention: AttentionScratch::new(config),
-            normed: Shared::new(branch),
+            row: Shared::new(columns),
         };
         Self {
             hidden: Shared::new(rows * hidden),
@@ -90,6 +96,7 @@ impl Scratch {
             branch: Shared::new(rows * branch),
             ffn: Shared::new(rows * config.ffn_size),
             inputs: Inputs::new(rows, columns, numerics),
+            next_inputs: Inputs::new(next_rows, config.ffn_size, numerics),
             logits: Shared::new(LOGITS_ROWS.min(rows) * config.vocab_size.next_multiple_of(LANES)),
             threads: (0..threads).map(|_| thread()).collect(),
             partitions: PartitionScratch {

@@ -6,10 +6,10 @@
 use model_files::arch::{Activation, EmbeddingScale};
 
 use super::attention;
-use super::buffers::Shared;
 use super::forward::{LOGITS_ROWS, ROWS_PER_TILE, Step, tile_rows};
-use super::kernels::{LANES, Lanes};
-use super::multiply::{Input, Place, Product, Write};
+use super::kernels::lanes::QuantisedBlock;
+use super::kernels::{BLOCK, LANES, Lanes};
+use super::multiply::{FEW_ROWS, Input, Place, Product, Write};
 use super::pool::Pool;
 use super::weights::{Layer, Matrix};
 use crate::LogitsSink;
@@ -36,7 +36,8 @@ impl Step<'_> {
             self.store_apart(pool, index);
             attention::run(self, pool, index);
             let post_norm = layer.post_attention_norm.as_deref();
-            self.add_product(pool, (&self.scratch.attention, &layer.attention_output), post_norm);
+            let attended = Input::Stored(&self.scratch.attention);
+            self.add_product(pool, (attended, &layer.attention_output), post_norm);
             self.feed_forward(pool, layer);
         }
         self.logits(pool, sink);
@@ -68,15 +69,15 @@ impl Step<'_> {
         );
     }
 
-    /// Multiplies the rows of a buffer that an earlier phase wrote, and adds the results to the residual stream, normed if the
+    /// Multiplies what an earlier phase wrote, and adds the results to the residual stream, normed if the
     /// model norms them.
-    fn add_product(&self, pool: &mut Pool, (from, matrix): (&Shared<f32>, &Matrix), post_norm: Option<&[f32]>) {
+    fn add_product(&self, pool: &mut Pool, (input, matrix): (Input<'_>, &Matrix), post_norm: Option<&[f32]>) {
         self.multiply(
             pool,
             &Product {
                 rows: self.plan.rows.len(),
                 matrices: &[matrix],
-                input: Input::Stored(from),
+                input,
                 write: Write::Panel(&|place, outputs| match post_norm {
                     None => self.add_to_hidden(place, outputs),
                     Some(_) => self.copy_to_branch(place, outputs),
@@ -100,7 +101,7 @@ impl Step<'_> {
         let (rows, length) = (self.plan.rows.len(), self.config.hidden_size);
         pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, thread| {
             // SAFETY: this memory belongs to this thread alone.
-            let normed = unsafe { self.scratch.threads[thread].normed.write(0..length) };
+            let normed = unsafe { self.scratch.threads[thread].row.write(0..length) };
             for row in tile_rows(tile, rows) {
                 let cells = row * length..(row + 1) * length;
                 // SAFETY: the phase that wrote the branch is over, and each row of the stream is written by one tile.
@@ -135,23 +136,44 @@ impl Step<'_> {
             Activation::Silu => self.kernels.gate_silu,
             Activation::GeluTanh => self.kernels.gate_gelu,
         };
+        let rows = self.plan.rows.len();
+        // With many rows the units would leave the cache before they are quantised. So each tile makes whole blocks of them, and quantises these.
+        let quantises = rows > FEW_ROWS && layer.gate_up.pair_kernel(self.kernels).is_some();
+        let gate = |place: Place, [gates, ups]: [&mut [Lanes]; 2]| {
+            gate_kernel(gates, ups);
+            for (row, gate) in (place.first_row..).zip(gates) {
+                // SAFETY: each (row, panel) is written by one tile.
+                unsafe { *self.scratch.ffn.lanes(row * ffn + place.column) = *gate };
+            }
+        };
+        let gate_and_quantise = |place: Place, outputs: [[&mut [Lanes]; 2]; 2], blocks: &mut [QuantisedBlock]| {
+            let halves = outputs.map(|[gates, ups]| {
+                gate_kernel(gates, ups);
+                &*gates
+            });
+            (self.kernels.quantise_blocks)(halves, blocks);
+            for (row, block) in (place.first_row..).zip(blocks) {
+                // SAFETY: each block of a row is written by one tile.
+                unsafe { self.scratch.next_inputs.put((row, ffn), place.column / BLOCK, block) };
+            }
+        };
         self.multiply(
             pool,
             &Product {
-                rows: self.plan.rows.len(),
+                rows,
                 matrices: &[&layer.gate_up],
                 input: Input::Made(&|row, out| self.normed(row, &layer.ffn_norm, out)),
-                write: Write::TwoPanels(&|place, [gates, ups]| {
-                    gate_kernel(gates, ups);
-                    for (row, gate) in (place.first_row..).zip(gates) {
-                        // SAFETY: each (row, panel) is written by one tile.
-                        unsafe { *self.scratch.ffn.lanes(row * ffn + place.column) = *gate };
-                    }
-                }),
+                write: match quantises {
+                    true => Write::FourPanels(&gate_and_quantise),
+                    false => Write::TwoPanels(&gate),
+                },
             },
         );
-        let post_norm = layer.post_ffn_norm.as_deref();
-        self.add_product(pool, (&self.scratch.ffn, &layer.down), post_norm);
+        let gated = match quantises {
+            true => Input::Ready(&self.scratch.next_inputs),
+            false => Input::Stored(&self.scratch.ffn),
+        };
+        self.add_product(pool, (gated, &layer.down), layer.post_ffn_norm.as_deref());
     }
 
     fn logits(&self, pool: &mut Pool, sink: &mut dyn LogitsSink) {

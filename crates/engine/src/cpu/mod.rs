@@ -34,6 +34,7 @@ use crate::{
 pub(crate) use forward::LOGITS_ROWS;
 pub use kept::KeptWeights;
 pub(crate) use kernels::attend::PARTITION;
+pub(crate) use multiply::PairScratch;
 pub use packing::LoadProgress;
 pub(crate) use plan::ATTENTION_ROWS;
 pub use rope::rope_speeds;

@@ -8,8 +8,9 @@ use std::sync::atomic::Ordering;
 
 use super::buffers::{Inputs, Shared};
 use super::forward::{ROWS_PER_TILE, Step, ThreadScratch, tile_rows};
-use super::kernels::pairs::{PAIR_BLOCKS, UnpackedBlock};
-use super::kernels::{Kernels, LANES, Lanes, MAX_ROWS};
+use super::kernels::lanes::QuantisedBlock;
+use super::kernels::pairs::{PAIR_BLOCKS, PairKernel, UnpackedBlock};
+use super::kernels::{BLOCK, Kernels, LANES, Lanes, MAX_ROWS};
 use super::pool::Pool;
 use super::weights::Matrix;
 
@@ -33,13 +34,28 @@ pub(super) enum Write<'a> {
     Panel(&'a (dyn Fn(Place, &mut [Lanes]) + Sync)),
     /// Those of two neighbouring panels. The number of panels is even.
     TwoPanels(&'a (dyn Fn(Place, [&mut [Lanes]; 2]) + Sync)),
+    /// Those of twice two neighbouring panels, with memory for a block of each row. Only for many rows and matrices with a [`PairKernel`], whose number
+    /// of panels is a multiple of four.
+    FourPanels(&'a TakeFourPanels<'a>),
+}
+
+type TakeFourPanels<'a> = dyn Fn(Place, [[&mut [Lanes]; 2]; 2], &mut [QuantisedBlock]) + Sync + 'a;
+
+impl Write<'_> {
+    fn panels(&self) -> usize {
+        match self {
+            Write::Panel(_) => 1,
+            Write::TwoPanels(_) => 2,
+            Write::FourPanels(_) => 4,
+        }
+    }
 }
 
 /// Where outputs belong.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) matrix: usize,
-    /// The first column: 16 times the index of the panel, or of the two panels.
+    /// The first column: 16 times the index of the panel, or of the two panels, or 32 times that of the four.
     pub(super) column: usize,
     pub(super) first_row: usize,
 }
@@ -51,34 +67,44 @@ pub(super) enum Input<'a> {
     /// An earlier phase wrote them, `[row][column]`. `write` must not touch this buffer: with few rows it is read in the phase in which `write`
     /// runs.
     Stored(&'a Shared<f32>),
+    /// An earlier phase put them here as the kernels read them. Only for many rows.
+    Ready(&'a Inputs),
 }
 
 impl Input<'_> {
     /// # Safety
-    /// Nobody else uses this row of `inputs` meanwhile, and nobody writes what the input reads.
-    unsafe fn prepare(&self, inputs: &Inputs, (row, columns): (usize, usize), kernels: &Kernels) {
+    /// Nobody else uses this row of `inputs` meanwhile, nor `buffer`, and nobody writes what the input reads.
+    unsafe fn prepare(&self, inputs: &Inputs, (row, columns): (usize, usize), kernels: &Kernels, buffer: &Shared<f32>) {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Input::Made(fill) => inputs.fill((row, columns), kernels, |out| fill(row, out)),
+                Input::Made(fill) => {
+                    inputs.fill((row, columns), kernels, buffer.write(0..columns), |out| fill(row, out));
+                }
                 Input::Stored(from) => inputs.take(row, from.read(row * columns..(row + 1) * columns), kernels),
+                Input::Ready(_) => {}
             }
         }
     }
 }
 
 /// The memory of one thread for a tile of two panels.
-pub(super) struct PairScratch {
+pub(crate) struct PairScratch {
     blocks: Shared<UnpackedBlock>,
-    sums: [Shared<Lanes>; 2],
+    sums: [Shared<Lanes>; 4],
+    quantised: Shared<QuantisedBlock>,
 }
 
 impl PairScratch {
+    pub(crate) const MAX_BYTES: usize = 2 * PAIR_BLOCKS * size_of::<UnpackedBlock>()
+        + PAIR_ROWS * (4 * size_of::<Lanes>() + size_of::<QuantisedBlock>());
+
     pub(super) fn new(max_rows: usize) -> Self {
         let rows = max_rows.min(PAIR_ROWS);
         Self {
             blocks: Shared::new(2 * PAIR_BLOCKS),
-            sums: [Shared::new(rows), Shared::new(rows)],
+            sums: std::array::from_fn(|_| Shared::new(rows)),
+            quantised: Shared::new(rows),
         }
     }
 }
@@ -104,10 +130,7 @@ impl Step<'_> {
     fn multiply_few(&self, pool: &mut Pool, product: &Product<'_>) {
         let (rows, columns) = (product.rows, product.matrices[0].columns);
         let number = self.scratch.product.fetch_add(1, Ordering::Relaxed) + 1;
-        let width = match product.write {
-            Write::Panel(_) => 1,
-            Write::TwoPanels(_) => 2,
-        };
+        let width = product.write.panels();
         let units = units(product, width);
         let per_tile = (units / (pool.threads() * TILES_PER_THREAD)).max(1);
         pool.parallel(units.div_ceil(per_tile), &|tile, thread| {
@@ -115,7 +138,11 @@ impl Step<'_> {
             if own.prepared.swap(number, Ordering::Relaxed) != number {
                 for row in 0..rows {
                     // SAFETY: these inputs belong to this thread alone, and a product writes another buffer than its input reads.
-                    unsafe { product.input.prepare(&own.inputs, (row, columns), self.kernels) };
+                    unsafe {
+                        product
+                            .input
+                            .prepare(&own.inputs, (row, columns), self.kernels, &own.row)
+                    };
                 }
             }
             for unit in tile * per_tile..((tile + 1) * per_tile).min(units) {
@@ -126,45 +153,76 @@ impl Step<'_> {
 
     fn multiply_many(&self, pool: &mut Pool, product: &Product<'_>) {
         let (rows, columns) = (product.rows, product.matrices[0].columns);
-        pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, _| {
-            for row in tile_rows(tile, rows) {
-                // SAFETY: each row is prepared by one tile, and nothing is written in this phase but inputs.
-                unsafe {
-                    product
-                        .input
-                        .prepare(&self.scratch.inputs, (row, columns), self.kernels)
-                };
-            }
-        });
-        let (units, parts) = (units(product, 2), rows.div_ceil(PAIR_ROWS));
+        let inputs = match product.input {
+            Input::Ready(inputs) => inputs,
+            _ => &self.scratch.inputs,
+        };
+        if !matches!(product.input, Input::Ready(_)) {
+            pool.parallel(rows.div_ceil(ROWS_PER_TILE), &|tile, thread| {
+                let buffer = &self.scratch.threads[thread].row;
+                for row in tile_rows(tile, rows) {
+                    // SAFETY: each row is prepared by one tile, the buffer is this thread's, and nothing is written in this phase but inputs.
+                    unsafe { product.input.prepare(inputs, (row, columns), self.kernels, buffer) };
+                }
+            });
+        }
+        let width = product.write.panels().max(2);
+        let (units, parts, threads) = (units(product, width), rows.div_ceil(PAIR_ROWS), pool.threads());
         pool.parallel(units * parts, &|tile, thread| {
             let first_row = tile % parts * PAIR_ROWS;
             let rows = first_row..(first_row + PAIR_ROWS).min(rows);
-            let unit = unit_at(product, 2, tile / parts);
-            self.multiply_pair(product, &unit, rows, &self.scratch.threads[thread]);
+            let unit = unit_at(product, width, tile / parts);
+            match unit.matrix.pair_kernel(self.kernels) {
+                Some(kernel) => {
+                    let scratch = &self.scratch.threads[thread];
+                    self.multiply_pairs(product, (inputs, &unit, rows), (kernel, threads), scratch);
+                }
+                None => self.multiply_by_rows(product, inputs, &unit, rows),
+            }
         });
     }
 
-    /// Two panels and up to [`PAIR_ROWS`] rows.
-    fn multiply_pair(&self, product: &Product<'_>, unit: &Unit<'_>, rows: Range<usize>, scratch: &ThreadScratch) {
+    /// One pair of panels or two, and up to [`PAIR_ROWS`] rows.
+    fn multiply_pairs(
+        &self,
+        product: &Product<'_>,
+        (inputs, unit, rows): (&Inputs, &Unit<'_>, Range<usize>),
+        (kernel, threads): (PairKernel, usize),
+        scratch: &ThreadScratch,
+    ) {
         let matrix = unit.matrix;
-        let Some(kernel) = matrix.pair_kernel(self.kernels) else {
-            return self.multiply_by_rows(product, &self.scratch.inputs, unit, rows);
-        };
         // SAFETY: the rows were prepared in an earlier phase.
-        let input = unsafe { self.scratch.inputs.rows(rows.start, rows.len(), matrix.columns) };
+        let input = unsafe { inputs.rows(rows.start, rows.len(), matrix.columns) };
+        let of = &scratch.pair;
         // SAFETY: this memory belongs to this thread alone.
-        let (blocks, mut sums) = unsafe {
-            let of = &scratch.pair;
+        let (blocks, mut sums, quantised) = unsafe {
             (
                 of.blocks.write(0..of.blocks.len()),
                 of.sums.each_ref().map(|sums| sums.write(0..rows.len())),
+                of.quantised.write(0..rows.len()),
             )
         };
-        // The last panel of an odd number is its own neighbour, whose sums nobody takes.
-        let panels = [unit.panels.start, unit.panels.end - 1].map(|panel| self.weights.panel(matrix, panel));
-        kernel.dot(panels, &input, blocks, sums.each_mut().map(|sums| &mut **sums));
-        self.take(product, (unit, rows.start), sums);
+        for (pair, sums) in unit.panels.clone().step_by(2).zip(sums.as_chunks_mut::<2>().0) {
+            // The last panel of an odd number is its own neighbour, whose sums nobody takes.
+            let last = (pair + 1).min(unit.panels.end - 1);
+            let panels = [pair, last].map(|panel| self.weights.panel(matrix, panel));
+            // What this thread takes next, if all threads are equally fast.
+            let next = pair + unit.panels.len() * threads;
+            let ahead = self.weights.panels(matrix, next..next + 2);
+            kernel.dot((panels, ahead), &input, blocks, sums.each_mut().map(|sums| &mut **sums));
+        }
+        let [first, second, third, fourth] = sums;
+        match product.write {
+            Write::FourPanels(write) => {
+                let place = Place {
+                    matrix: unit.index,
+                    column: unit.panels.start / 4 * BLOCK,
+                    first_row: rows.start,
+                };
+                write(place, [[first, second], [third, fourth]], quantised);
+            }
+            _ => self.take(product, (unit, rows.start), [first, second]),
+        }
     }
 
     /// One or two panels, with a call of a kernel for each panel and up to 8 rows.
@@ -199,6 +257,7 @@ impl Step<'_> {
             first_row,
         };
         match product.write {
+            Write::FourPanels(_) => unreachable!("has a way of its own"),
             Write::TwoPanels(write) => write(place(unit.panels.start / 2 * LANES), outputs),
             Write::Panel(write) => {
                 for (panel, outputs) in unit.panels.clone().zip(outputs) {

@@ -41,6 +41,7 @@ mod x86 {
             pair_q8_0: None,
             rms_norm,
             quantise,
+            quantise_blocks,
             gate_silu,
             gate_gelu,
             softcap,

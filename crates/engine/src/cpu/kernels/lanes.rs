@@ -37,21 +37,45 @@ pub(crate) fn quantise<V: Vector>(x: &[f32], out: QuantisedRow<'_>) {
     let quants = out.quants.as_chunks_mut::<LANES>().0.as_chunks_mut::<2>().0;
     let per_block = out.scales.iter_mut().zip(out.offsets).zip(out.sums);
     for ((x, quants), ((scale, offset), sum)) in blocks.iter().zip(quants).zip(per_block) {
-        let x = [V::load(&x[0]), V::load(&x[1])];
-        let largest = x[0].abs().larger(x[1].abs()).largest();
-        if largest < TINY {
-            *quants = [[0; LANES]; 2];
-            (*scale, *offset, *sum) = (0.0, 0.0, 0);
-            continue;
-        }
-        let to_quant = V::splat(127.0 / largest);
-        let round = V::splat(ROUND_F32);
-        // The low byte of the rounded sum's bits is the integer in two's complement.
-        let (bytes, total) = V::low_bytes([x[0].mul(to_quant).add(round), x[1].mul(to_quant).add(round)]);
-        *quants = bytes;
-        *scale = largest / 127.0;
-        *offset = *scale * total as f32;
-        *sum = total;
+        let block = quantised([V::load(&x[0]), V::load(&x[1])]);
+        *quants = block.quants;
+        (*scale, *offset, *sum) = (block.scale, block.offset, block.sum);
+    }
+}
+
+/// One quantised block of a row.
+#[derive(Clone, Copy, Default, Debug, PartialEq)]
+pub(crate) struct QuantisedBlock {
+    pub quants: [[i8; LANES]; 2],
+    pub scale: f32,
+    pub offset: f32,
+    pub sum: i32,
+}
+
+/// One block of each of several rows, whose two halves are in two places.
+#[inline(always)]
+pub(crate) fn quantise_blocks<V: Vector>([first, second]: [&[Lanes]; 2], out: &mut [QuantisedBlock]) {
+    for ((first, second), out) in first.iter().zip(second).zip(out) {
+        *out = quantised([V::load(first), V::load(second)]);
+    }
+}
+
+#[inline(always)]
+fn quantised<V: Vector>(x: [V; 2]) -> QuantisedBlock {
+    let largest = x[0].abs().larger(x[1].abs()).largest();
+    if largest < TINY {
+        return QuantisedBlock::default();
+    }
+    let to_quant = V::splat(127.0 / largest);
+    let round = V::splat(ROUND_F32);
+    // The low byte of the rounded sum's bits is the integer in two's complement.
+    let (quants, sum) = V::low_bytes([x[0].mul(to_quant).add(round), x[1].mul(to_quant).add(round)]);
+    let scale = largest / 127.0;
+    QuantisedBlock {
+        quants,
+        scale,
+        offset: scale * sum as f32,
+        sum,
     }
 }
 

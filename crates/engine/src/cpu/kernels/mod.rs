@@ -159,6 +159,8 @@ pub(crate) struct Kernels {
     /// `(x, weight, epsilon, out)`.
     pub rms_norm: fn(&[f32], &[f32], f32, &mut [f32]),
     pub quantise: fn(&[f32], lanes::QuantisedRow<'_>),
+    /// `(halves, out)`: a block of each of several rows.
+    pub quantise_blocks: fn([&[Lanes]; 2], &mut [lanes::QuantisedBlock]),
     /// `gate[i] = silu(gate[i]) * up[i]`.
     pub gate_silu: fn(&mut [Lanes], &[Lanes]),
     /// The same with GELU.
@@ -199,6 +201,14 @@ macro_rules! lane_kernels {
             }
             // SAFETY: as above.
             unsafe { inner(x, out) }
+        }
+        pub(super) fn quantise_blocks(halves: [&[Lanes]; 2], out: &mut [lanes::QuantisedBlock]) {
+            #[target_feature(enable = $features)]
+            fn inner(halves: [&[Lanes]; 2], out: &mut [lanes::QuantisedBlock]) {
+                lanes::quantise_blocks::<$vector>(halves, out);
+            }
+            // SAFETY: as above.
+            unsafe { inner(halves, out) }
         }
         pub(super) fn gate_silu(gate: &mut [Lanes], up: &[Lanes]) {
             #[target_feature(enable = $features)]

@@ -39,15 +39,24 @@ pub(crate) struct PairKernel {
     pub add: AddPair,
 }
 
-/// `(blocks of two panels, input, index of the first block, sums)`: adds the products with these blocks. Both sums have an entry for each row. Block 0
-/// begins new sums.
-pub(crate) type AddPair = fn([&[UnpackedBlock]; 2], &InputRows<'_>, usize, [&mut [Lanes]; 2]);
+/// Adds the products with some blocks. Both sums have an entry for each row.
+pub(crate) type AddPair = fn(PairCall<'_>, [&mut [Lanes]; 2]);
+
+pub(crate) struct PairCall<'a> {
+    pub panels: [&'a [UnpackedBlock]; 2],
+    pub input: &'a InputRows<'a>,
+    /// Where these blocks begin in the rows. Block 0 begins new sums.
+    pub first_block: usize,
+    /// Memory that is unpacked next. The kernel asks for it while it computes.
+    pub ahead: &'a [u8],
+}
 
 impl PairKernel {
-    /// Computes the sums of two panels for as many rows of the input as `sums` have. `scratch` has room for [`PAIR_BLOCKS`] blocks of both.
+    /// Computes the sums of two panels for as many rows of the input as `sums` have. `ahead` is what this thread reads next. `scratch` has
+    /// room for [`PAIR_BLOCKS`] blocks of both.
     pub(crate) fn dot(
         &self,
-        panels: [&[u8]; 2],
+        (panels, ahead): ([&[u8]; 2], &[u8]),
         input: &InputRows<'_>,
         scratch: &mut [UnpackedBlock],
         [first, second]: [&mut [Lanes]; 2],
@@ -59,8 +68,14 @@ impl PairKernel {
             let blocks = of_panel.len() / self.block_bytes;
             (self.unpack)(of_panel, &mut of_first[..blocks]);
             (self.unpack)(of_next, &mut of_second[..blocks]);
-            let unpacked = [&of_first[..blocks], &of_second[..blocks]];
-            (self.add)(unpacked, input, index * PAIR_BLOCKS, [first, second]);
+            let call = PairCall {
+                panels: [&of_first[..blocks], &of_second[..blocks]],
+                input,
+                first_block: index * PAIR_BLOCKS,
+                // The rest of these panels follows at once, and needs no such request: it is read in order.
+                ahead: if index == 0 { ahead } else { &[] },
+            };
+            (self.add)(call, [first, second]);
         }
     }
 }

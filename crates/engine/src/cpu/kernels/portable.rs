@@ -15,6 +15,7 @@ pub(super) const KERNELS: Kernels = Kernels {
     pair_q8_0: None,
     rms_norm: lanes::rms_norm::<Lanes>,
     quantise: lanes::quantise::<Lanes>,
+    quantise_blocks: lanes::quantise_blocks::<Lanes>,
     gate_silu: lanes::gate_silu::<Lanes>,
     gate_gelu: lanes::gate_gelu::<Lanes>,
     softcap: lanes::softcap::<Lanes>,

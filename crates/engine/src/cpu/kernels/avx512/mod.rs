@@ -54,6 +54,7 @@ mod x86 {
             pair_q8_0: Some(pairs::Q8_0),
             rms_norm,
             quantise,
+            quantise_blocks,
             gate_silu,
             gate_gelu,
             softcap,

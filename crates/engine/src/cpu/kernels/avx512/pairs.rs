@@ -3,8 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::x86::{four_quants, keep_order};
-use crate::cpu::kernels::pairs::{PairKernel, UnpackedBlock};
-use crate::cpu::kernels::{InputRows, Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, RowsAtBlock};
+use crate::cpu::kernels::pairs::{PairCall, PairKernel, UnpackedBlock};
+use crate::cpu::kernels::vector::{Avx512, Vector as _};
+use crate::cpu::kernels::{Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, RowsAtBlock};
 
 pub(super) const Q4_1: PairKernel = PairKernel {
     block_bytes: Q4_1_PANEL_BLOCK,
@@ -60,27 +61,35 @@ fn unpack_halves(halves: &[u8], out: &mut Lanes) {
     }
 }
 
-fn add<const HAS_MINIMA: bool>(
-    panels: [&[UnpackedBlock]; 2],
-    input: &InputRows<'_>,
-    first_block: usize,
-    [first, second]: [&mut [Lanes]; 2],
-) {
+/// Lines of `ahead` that are asked for with each group of rows: few enough that the machine keeps up with them.
+const LINES_AHEAD: usize = 8;
+
+fn add<const HAS_MINIMA: bool>(call: PairCall<'_>, [first, second]: [&mut [Lanes]; 2]) {
+    let PairCall {
+        panels,
+        input,
+        first_block,
+        ahead,
+    } = call;
     let rows = first.len();
     let blocks = input.check_quantised(rows);
     let length = panels[0].len();
     assert!(first_block + length <= blocks && panels[1].len() == length && second.len() == rows);
+    let mut ahead = ahead.chunks(64 * LINES_AHEAD);
     let mut row = 0;
     while row < rows {
+        if let Some(lines) = ahead.next() {
+            Avx512::prefetch(lines.as_ptr(), lines.len());
+        }
         // SAFETY: chosen only after `detect`; rows and blocks were checked above, and the groups end with the rows.
         unsafe {
             let input = RowsAtBlock::first(input, row).after(first_block);
-            let sums = [&mut first[row..], &mut second[row..]];
+            let sums = ([&mut first[row..], &mut second[row..]], first_block == 0);
             row += match rows - row {
-                6.. => add_rows::<6, HAS_MINIMA>(panels, input, (sums, first_block == 0)),
-                4.. => add_rows::<4, HAS_MINIMA>(panels, input, (sums, first_block == 0)),
-                2.. => add_rows::<2, HAS_MINIMA>(panels, input, (sums, first_block == 0)),
-                _ => add_rows::<1, HAS_MINIMA>(panels, input, (sums, first_block == 0)),
+                6.. => add_rows::<6, HAS_MINIMA>(panels, input, sums),
+                4.. => add_rows::<4, HAS_MINIMA>(panels, input, sums),
+                2.. => add_rows::<2, HAS_MINIMA>(panels, input, sums),
+                _ => add_rows::<1, HAS_MINIMA>(panels, input, sums),
             };
         }
     }
