@@ -7,7 +7,7 @@ use model_files::config::ModelConfig;
 
 use super::kernels::attend::{AttendScratch, PARTITION_TILES, PartialSums};
 use super::kernels::lanes::{QuantisedBlock, QuantisedRow};
-use super::kernels::{BLOCK, InputRows, Kernels, LANES, Lanes};
+use super::kernels::{BLOCK, BlockMarks, InputRows, Kernels, LANES, Lanes};
 use super::plan::ATTENTION_ROWS;
 use crate::Numerics;
 
@@ -71,9 +71,7 @@ impl Shared<f32> {
 pub(crate) struct Inputs {
     values: Shared<f32>,
     quants: Shared<i8>,
-    scales: Shared<f32>,
-    offsets: Shared<f32>,
-    sums: Shared<i32>,
+    marks: Shared<BlockMarks>,
     numerics: Numerics,
 }
 
@@ -87,9 +85,7 @@ impl Inputs {
         Self {
             values: Shared::new(values),
             quants: Shared::new(quants),
-            scales: Shared::new(blocks),
-            offsets: Shared::new(blocks),
-            sums: Shared::new(blocks),
+            marks: Shared::new(blocks),
             numerics,
         }
     }
@@ -148,9 +144,7 @@ impl Inputs {
             self.quants
                 .write(cell..cell + BLOCK)
                 .copy_from_slice(values.quants.as_flattened());
-            self.scales.write(mark..mark + 1)[0] = values.scale;
-            self.offsets.write(mark..mark + 1)[0] = values.offset;
-            self.sums.write(mark..mark + 1)[0] = values.sum;
+            self.marks.write(mark..mark + 1)[0] = values.marks;
         }
     }
 
@@ -163,9 +157,7 @@ impl Inputs {
         let out = unsafe {
             QuantisedRow {
                 quants: self.quants.write(row * columns..(row + 1) * columns),
-                scales: self.scales.write(marks.clone()),
-                offsets: self.offsets.write(marks.clone()),
-                sums: self.sums.write(marks),
+                marks: self.marks.write(marks),
             }
         };
         (kernels.quantise)(values, out);
@@ -190,9 +182,7 @@ impl Inputs {
             InputRows {
                 values: self.values.read(values),
                 quants: self.quants.read(quants),
-                scales: self.scales.read(marks.clone()),
-                offsets: self.offsets.read(marks.clone()),
-                sums: self.sums.read(marks),
+                marks: self.marks.read(marks),
                 columns,
             }
         }

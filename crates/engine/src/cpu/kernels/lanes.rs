@@ -1,7 +1,7 @@
 //! The f32 loops of every instruction set, generic over [`Vector`]: one source, so one order of operations.
 
 use super::vector::Vector;
-use super::{BLOCK, InputRows, LANES, Lanes, MAX_ROWS, Outputs};
+use super::{BLOCK, BlockMarks, InputRows, LANES, Lanes, MAX_ROWS, Outputs};
 use crate::math::ROUND_F32;
 
 /// A block whose largest magnitude is below this is stored as zero, because 127 divided by it would not be finite.
@@ -25,9 +25,7 @@ pub(crate) fn rms_norm<V: Vector>(x: &[f32], weight: &[f32], epsilon: f32, out: 
 /// The target of a quantised row; see [`InputRows`].
 pub(crate) struct QuantisedRow<'a> {
     pub quants: &'a mut [i8],
-    pub scales: &'a mut [f32],
-    pub offsets: &'a mut [f32],
-    pub sums: &'a mut [i32],
+    pub marks: &'a mut [BlockMarks],
 }
 
 /// `x` has a multiple of 32 values.
@@ -35,11 +33,9 @@ pub(crate) struct QuantisedRow<'a> {
 pub(crate) fn quantise<V: Vector>(x: &[f32], out: QuantisedRow<'_>) {
     let blocks = x.as_chunks::<LANES>().0.as_chunks::<2>().0;
     let quants = out.quants.as_chunks_mut::<LANES>().0.as_chunks_mut::<2>().0;
-    let per_block = out.scales.iter_mut().zip(out.offsets).zip(out.sums);
-    for ((x, quants), ((scale, offset), sum)) in blocks.iter().zip(quants).zip(per_block) {
+    for ((x, quants), marks) in blocks.iter().zip(quants).zip(out.marks) {
         let block = quantised([V::load(&x[0]), V::load(&x[1])]);
-        *quants = block.quants;
-        (*scale, *offset, *sum) = (block.scale, block.offset, block.sum);
+        (*quants, *marks) = (block.quants, block.marks);
     }
 }
 
@@ -47,9 +43,7 @@ pub(crate) fn quantise<V: Vector>(x: &[f32], out: QuantisedRow<'_>) {
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
 pub(crate) struct QuantisedBlock {
     pub quants: [[i8; LANES]; 2],
-    pub scale: f32,
-    pub offset: f32,
-    pub sum: i32,
+    pub marks: BlockMarks,
 }
 
 /// One block of each of several rows, whose two halves are in two places.
@@ -71,12 +65,12 @@ fn quantised<V: Vector>(x: [V; 2]) -> QuantisedBlock {
     // The low byte of the rounded sum's bits is the integer in two's complement.
     let (quants, sum) = V::low_bytes([x[0].mul(to_quant).add(round), x[1].mul(to_quant).add(round)]);
     let scale = largest / 127.0;
-    QuantisedBlock {
-        quants,
+    let marks = BlockMarks {
         scale,
         offset: scale * sum as f32,
         sum,
-    }
+    };
+    QuantisedBlock { quants, marks }
 }
 
 #[inline(always)]

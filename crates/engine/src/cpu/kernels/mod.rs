@@ -41,13 +41,20 @@ pub(crate) struct InputRows<'a> {
     pub values: &'a [f32],
     /// `[row][column]`, -127..=127.
     pub quants: &'a [i8],
-    /// `[row][block]`: absmax / 127.
-    pub scales: &'a [f32],
-    /// `[row][block]`: scale times the sum of the block's quants.
-    pub offsets: &'a [f32],
-    /// `[row][block]`: sum of the block's quants.
-    pub sums: &'a [i32],
+    /// `[row][block]`.
+    pub marks: &'a [BlockMarks],
     pub columns: usize,
+}
+
+/// What is known of 32 quantised inputs. It lies together, because a tile writes it for one block of many rows.
+#[derive(Clone, Copy, Default, Debug, PartialEq)]
+pub(crate) struct BlockMarks {
+    /// absmax / 127.
+    pub scale: f32,
+    /// The scale times the sum.
+    pub offset: f32,
+    /// The sum of the quants.
+    pub sum: i32,
 }
 
 impl InputRows<'_> {
@@ -57,7 +64,7 @@ impl InputRows<'_> {
         let blocks = self.columns / BLOCK;
         assert!(self.columns.is_multiple_of(BLOCK));
         assert!(self.quants.len() >= rows * self.columns);
-        assert!(self.scales.len().min(self.offsets.len()).min(self.sums.len()) >= rows * blocks);
+        assert!(self.marks.len() >= rows * blocks);
         blocks
     }
 }
@@ -68,9 +75,7 @@ impl InputRows<'_> {
 #[derive(Clone, Copy)]
 struct RowsAtBlock {
     quants: *const i8,
-    scales: *const f32,
-    offsets: *const f32,
-    sums: *const i32,
+    marks: *const BlockMarks,
     /// From row to row.
     columns: usize,
     blocks: usize,
@@ -88,9 +93,7 @@ impl RowsAtBlock {
         unsafe {
             Self {
                 quants: input.quants.as_ptr().add(cell),
-                scales: input.scales.as_ptr().add(mark),
-                offsets: input.offsets.as_ptr().add(mark),
-                sums: input.sums.as_ptr().add(mark),
+                marks: input.marks.as_ptr().add(mark),
                 columns,
                 blocks,
             }
@@ -102,9 +105,7 @@ impl RowsAtBlock {
     fn after(self, blocks: usize) -> Self {
         Self {
             quants: self.quants.wrapping_add(blocks * BLOCK),
-            scales: self.scales.wrapping_add(blocks),
-            offsets: self.offsets.wrapping_add(blocks),
-            sums: self.sums.wrapping_add(blocks),
+            marks: self.marks.wrapping_add(blocks),
             ..self
         }
     }
@@ -121,21 +122,21 @@ impl RowsAtBlock {
     #[inline(always)]
     unsafe fn scale(self, row: usize) -> f32 {
         // SAFETY: the caller's promise.
-        unsafe { *self.scales.add(row.wrapping_mul(self.blocks)) }
+        unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).scale }
     }
     /// # Safety
     /// As `quants`.
     #[inline(always)]
     unsafe fn offset(self, row: usize) -> f32 {
         // SAFETY: the caller's promise.
-        unsafe { *self.offsets.add(row.wrapping_mul(self.blocks)) }
+        unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).offset }
     }
     /// # Safety
     /// As `quants`.
     #[inline(always)]
     unsafe fn sum(self, row: usize) -> i32 {
         // SAFETY: the caller's promise.
-        unsafe { *self.sums.add(row.wrapping_mul(self.blocks)) }
+        unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).sum }
     }
 }
 

@@ -3,7 +3,8 @@
 use half::f16;
 
 use super::{
-    BLOCK, InputRows, Kernels, LANES, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, attend, lanes,
+    BLOCK, BlockMarks, InputRows, Kernels, LANES, Lanes, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET,
+    attend, lanes,
 };
 
 pub(super) const KERNELS: Kernels = Kernels {
@@ -54,7 +55,7 @@ fn add_block<const MINIMA: bool>(
         {
             *wide = i16::from(*quant);
         }
-        let (scale, offset) = (input.scales[row * blocks + index], input.offsets[row * blocks + index]);
+        let BlockMarks { scale, offset, .. } = input.marks[row * blocks + index];
         for (lane, sum) in sums.iter_mut().enumerate() {
             let products = block.weights[lane].iter().zip(&quants);
             let dot: i32 = products

@@ -4,7 +4,8 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::attend::{AttendCall, AttendScratch, PARTITION_TILES, PartialSums};
-use super::lanes::QuantisedRow;
+use super::lanes::{QuantisedBlock, QuantisedRow};
+use super::pairs::{PAIR_BLOCKS, UnpackedBlock};
 use super::vector::Vector;
 use super::*;
 use crate::KvDtype;
@@ -102,9 +103,7 @@ fn bytes_of(lines: &[Line]) -> &[u8] {
 struct Quantised {
     values: Vec<f32>,
     quants: Vec<i8>,
-    scales: Vec<f32>,
-    offsets: Vec<f32>,
-    sums: Vec<i32>,
+    marks: Vec<BlockMarks>,
     columns: usize,
 }
 
@@ -113,29 +112,32 @@ fn quantised(kernels: &Kernels, values: &[f32], columns: usize) -> Quantised {
     let mut out = Quantised {
         values: values.to_vec(),
         quants: vec![99; values.len()],
-        scales: vec![9.0; blocks],
-        offsets: vec![9.0; blocks],
-        sums: vec![9; blocks],
+        marks: vec![BlockMarks::default(); blocks],
         columns,
     };
     let row = QuantisedRow {
         quants: &mut out.quants,
-        scales: &mut out.scales,
-        offsets: &mut out.offsets,
-        sums: &mut out.sums,
+        marks: &mut out.marks,
     };
     (kernels.quantise)(values, row);
     out
 }
 
 impl Quantised {
+    fn row(&self, row: usize) -> InputRows<'_> {
+        InputRows {
+            values: &self.values[row * self.columns..],
+            quants: &self.quants[row * self.columns..],
+            marks: &self.marks[row * self.columns / BLOCK..],
+            columns: self.columns,
+        }
+    }
+
     fn rows(&self) -> InputRows<'_> {
         InputRows {
             values: &self.values,
             quants: &self.quants,
-            scales: &self.scales,
-            offsets: &self.offsets,
-            sums: &self.sums,
+            marks: &self.marks,
             columns: self.columns,
         }
     }
@@ -171,16 +173,34 @@ proptest! {
                 prop_assert_eq!(outputs_bits(&expected), outputs_bits(&got), "{} {}", kernels.name, format);
                 prop_assert!(expected[rows - 1] != [7.0; LANES]);
                 // A row alone gives what it gives in company.
-                let last = InputRows {
-                    values: &input.values[(rows - 1) * input.columns..],
-                    quants: &input.quants[(rows - 1) * input.columns..],
-                    scales: &input.scales[(rows - 1) * blocks..],
-                    offsets: &input.offsets[(rows - 1) * blocks..],
-                    sums: &input.sums[(rows - 1) * blocks..],
-                    columns: input.columns,
-                };
-                other(bytes_of(panel), &last, 1, &mut got);
+                other(bytes_of(panel), &input.row(rows - 1), 1, &mut got);
                 prop_assert_eq!(bits(&expected[rows - 1]), bits(&got[0]));
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_of_panels_give_what_each_panel_gives(seed: u64, blocks in 1usize..40, rows in 1usize..20, scale in 1e-3f32..1e3) {
+        let random = &mut Random(seed);
+        let input = quantised(&portable::KERNELS, &random.floats(rows * blocks * BLOCK, scale), blocks * BLOCK);
+        for kernels in others() {
+            for (dot, pair, bytes) in [
+                (portable::KERNELS.dot_q4_1, kernels.pair_q4_1, (256, 32)),
+                (portable::KERNELS.dot_q8_0, kernels.pair_q8_0, (512, 16)),
+            ] {
+                let Some(pair) = pair else { continue };
+                let both = [panel(random, blocks, bytes), panel(random, blocks, bytes)];
+                let panels = both.each_ref().map(|lines| &bytes_of(lines)[..blocks * pair.block_bytes]);
+                let mut sums = [vec![[7.0; LANES]; rows], vec![[7.0; LANES]; rows]];
+                let mut scratch = vec![UnpackedBlock::default(); 2 * PAIR_BLOCKS];
+                pair.dot((panels, panels[0]), &input.rows(), &mut scratch, sums.each_mut().map(Vec::as_mut_slice));
+                for (panel, sums) in panels.iter().zip(&sums) {
+                    for (row, sum) in sums.iter().enumerate() {
+                        let mut expected = [[7.0; LANES]; MAX_ROWS];
+                        dot(panel, &input.row(row), 1, &mut expected);
+                        prop_assert_eq!(bits(&expected[0]), bits(sum), "{} row {}", kernels.name, row);
+                    }
+                }
             }
         }
     }
@@ -198,9 +218,14 @@ proptest! {
             prop_assert_eq!(bits(&expected), bits(&got));
             let (right, other) = (quantised(&portable::KERNELS, &x, x.len()), quantised(&kernels, &x, x.len()));
             prop_assert_eq!(&right.quants, &other.quants);
-            prop_assert_eq!(bits(&right.scales), bits(&other.scales));
-            prop_assert_eq!(bits(&right.offsets), bits(&other.offsets));
-            prop_assert_eq!(&right.sums, &other.sums);
+            prop_assert_eq!(&right.marks, &other.marks);
+            let halves: [Vec<Lanes>; 2] = std::array::from_fn(|half| x.as_chunks::<LANES>().0.iter().skip(half).step_by(2).copied().collect());
+            let mut in_blocks = vec![QuantisedBlock::default(); blocks];
+            (kernels.quantise_blocks)(halves.each_ref().map(Vec::as_slice), &mut in_blocks);
+            let of_row = right.quants.as_chunks::<BLOCK>().0.iter().zip(&right.marks);
+            for ((quants, marks), block) in of_row.zip(&in_blocks) {
+                prop_assert_eq!((&quants[..], *marks), (block.quants.as_flattened(), block.marks));
+            }
             let (x, up) = (*x.first_chunk::<LANES>().unwrap(), *weight.first_chunk::<LANES>().unwrap());
             let (expected, got) = (unary(&portable::KERNELS, &x, &up), unary(&kernels, &x, &up));
             prop_assert_eq!(expected.map(|lanes| bits(&lanes)), got.map(|lanes| bits(&lanes)));
@@ -254,10 +279,10 @@ fn quantisation_is_what_it_says() {
     let got = quantised(&portable::KERNELS, &x, x.len());
     for (block, x) in x.chunks(BLOCK).enumerate() {
         let quants = &got.quants[block * BLOCK..][..BLOCK];
-        assert_eq!(quants.iter().map(|q| i32::from(*q)).sum::<i32>(), got.sums[block]);
+        assert_eq!(quants.iter().map(|q| i32::from(*q)).sum::<i32>(), got.marks[block].sum);
         assert!(quants.iter().any(|q| q.unsigned_abs() == 127));
         for (x, quant) in x.iter().zip(quants) {
-            assert!((x - f32::from(*quant) * got.scales[block]).abs() <= got.scales[block] * 0.5001);
+            assert!((x - f32::from(*quant) * got.marks[block].scale).abs() <= got.marks[block].scale * 0.5001);
         }
     }
     // Halves go to even: 127 fixes the step at 1.
@@ -268,7 +293,7 @@ fn quantisation_is_what_it_says() {
         [127, 0, 2, 2, 0, -2]
     );
     let zero = quantised(&portable::KERNELS, &[1e-31; BLOCK], BLOCK);
-    assert_eq!((zero.quants[0], zero.scales[0], zero.sums[0]), (0, 0.0, 0));
+    assert_eq!((zero.quants[0], zero.marks[0]), (0, BlockMarks::default()));
 }
 
 struct AttendCase {
