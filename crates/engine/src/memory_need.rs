@@ -81,17 +81,17 @@ impl fmt::Display for Bytes {
 pub(crate) fn buffer_bytes(config: &ModelConfig, limits: EngineLimits, threads: usize) -> u64 {
     let widest = config.hidden_size.max(config.ffn_size).max(config.query_size());
     // The residual stream and what is normed before it is added, queries and the result of attention, keys and values, the
-    // feed-forward part; and the inputs of a matrix as f32 and as 8-bit numbers.
+    // feed-forward part; and the inputs of a matrix, as f32.
     let pairs = 2 * (config.hidden_size + config.query_size() + config.kv_size());
-    let row = pairs + config.ffn_size + 2 * widest;
+    let row = pairs + config.ffn_size + widest;
     let rows = limits.max_batch_tokens as usize;
     let logits = LOGITS_ROWS.min(rows).saturating_mul(config.vocab_size);
     let tables = 1 + usize::from(config.window_rope.is_some());
     let rope = config.context_length.saturating_mul(tables * config.rope.dims);
-    // For each thread: scores of a tile of attention, two sums of its queries, two unpacked tiles, inputs of a matrix, and two panels.
+    // For each thread: scores of a tile of attention, two sums of its queries, two unpacked tiles, inputs of a matrix, a row, and pairs of panels.
     let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count.max(1);
     let attention = queries * (PARTITION + 2 * (config.head_dim + 2)) + 64 * config.head_dim;
-    let of_threads = threads.saturating_mul(attention + 16 * widest + PairScratch::MAX_BYTES / size_of::<f32>());
+    let of_threads = threads.saturating_mul(attention + 9 * widest + PairScratch::MAX_BYTES / size_of::<f32>());
     // Sums of the partitions of two contexts, counted also where threads share none.
     let partitions = 2 * config.context_length.div_ceil(PARTITION);
     let sums = partitions.saturating_mul(config.head_count * (config.head_dim + 2) + config.kv_head_count);

@@ -223,6 +223,8 @@ fn nothing_else_changes_the_bits_of_any_family() {
             for (threads, kernel, chunk) in [
                 (2, KernelChoice::Auto, 1),
                 (3, KernelChoice::Auto, 7),
+                (2, KernelChoice::Auto, 29),
+                (3, KernelChoice::Auto, 75),
                 (2, KernelChoice::Avx2, 29),
             ] {
                 if let Some(got) = run(threads, kernel, chunk) {
@@ -234,6 +236,36 @@ fn nothing_else_changes_the_bits_of_any_family() {
                     );
                 }
             }
+        }
+    }
+}
+
+/// 201 rows: more than a tile has, and a rest that is no whole group.
+#[test]
+fn more_rows_than_a_tile_has_do_not_change_the_bits() {
+    let tokens: Vec<TokenId> = (0..201u32).map(|i| TokenId((11 * i * i + 5 * i) % 259)).collect();
+    for matrix_kind in [GgmlType::Q4_1, GgmlType::Q8_0] {
+        let model = TinyModel {
+            context_length: 256,
+            matrix_kind,
+            ..TinyModel::default()
+        };
+        let run = |kernel, threads, chunk| {
+            let options = CpuEngineOptions {
+                limits: EngineLimits {
+                    max_batch_tokens: 256,
+                    max_sequences: 8,
+                },
+                ..options(Numerics::Int8Blocks, threads, kernel)
+            };
+            trace(&mut tiny(&model, options).unwrap(), &tokens, 3, chunk)
+        };
+        let expected = run(KernelChoice::Portable, 1, 8);
+        for threads in [1, 3] {
+            assert!(
+                run(KernelChoice::Auto, threads, 201) == expected,
+                "{matrix_kind:?}, {threads} threads"
+            );
         }
     }
 }

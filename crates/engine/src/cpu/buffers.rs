@@ -7,6 +7,7 @@ use model_files::config::ModelConfig;
 
 use super::kernels::attend::{AttendScratch, PARTITION_TILES, PartialSums};
 use super::kernels::lanes::{QuantisedBlock, QuantisedRow};
+use super::kernels::pairs::{PAIR_BLOCKS, UnpackedBlock};
 use super::kernels::{BLOCK, BlockMarks, InputRows, Kernels, LANES, Lanes};
 use super::plan::ATTENTION_ROWS;
 use crate::Numerics;
@@ -166,7 +167,7 @@ impl Inputs {
     /// `count` rows from `first`, for a dot kernel.
     ///
     /// # Safety
-    /// The rows were filled or taken with the same `columns`, and nobody writes them while the result lives.
+    /// The rows were filled, taken or put with the same `columns`, and nobody writes them while the result lives.
     pub(crate) unsafe fn rows(&self, first: usize, count: usize, columns: usize) -> InputRows<'_> {
         let blocks = columns / BLOCK;
         let (cells, marks) = (
@@ -185,6 +186,30 @@ impl Inputs {
                 marks: self.marks.read(marks),
                 columns,
             }
+        }
+    }
+}
+
+/// Rows of a tile of pairs of panels. Unpacking these takes about a fiftieth of the time of so many rows.
+pub(super) const PAIR_ROWS: usize = 128;
+
+/// The memory of one thread for a tile of two or four panels.
+pub(crate) struct PairScratch {
+    pub(super) blocks: Shared<UnpackedBlock>,
+    pub(super) sums: [Shared<Lanes>; 4],
+    pub(super) quantised: Shared<QuantisedBlock>,
+}
+
+impl PairScratch {
+    pub(crate) const MAX_BYTES: usize = 2 * PAIR_BLOCKS * size_of::<UnpackedBlock>()
+        + PAIR_ROWS * (4 * size_of::<Lanes>() + size_of::<QuantisedBlock>());
+
+    pub(crate) fn new(max_rows: usize) -> Self {
+        let rows = max_rows.min(PAIR_ROWS);
+        Self {
+            blocks: Shared::new(2 * PAIR_BLOCKS),
+            sums: std::array::from_fn(|_| Shared::new(rows)),
+            quantised: Shared::new(rows),
         }
     }
 }

@@ -8,9 +8,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use model_files::config::{HEAD_DIM_MAX, ModelConfig};
 
-use super::buffers::{AttentionScratch, Inputs, Shared, SumSlots};
-use super::kernels::{Kernels, LANES};
-use super::multiply::{FEW_ROWS, PairScratch};
+use super::buffers::{AttentionScratch, Inputs, PairScratch, Shared, SumSlots};
+use super::kernels::{Kernels, LANES, MAX_ROWS};
 use super::plan::{AttentionItem, PartitionLimits, Row, StepLayout};
 use super::pool::Pool;
 use super::rope::LayerRopes;
@@ -18,6 +17,10 @@ use super::weights::Weights;
 use crate::kv_geometry::TILE_TOKENS;
 use crate::{EngineLimits, KvDtype, KvGeometry, Numerics};
 
+/// Up to this many rows each thread prepares the inputs of a matrix for itself.
+pub(super) const FEW_ROWS: usize = MAX_ROWS;
+/// From so many rows on, unpacking pairs of panels once for all of them pays.
+pub(super) const MANY_ROWS: usize = 16;
 /// Rows of one pass of the LM head. It limits the logits buffer (6 MB for a vocabulary of 49,152).
 pub(crate) const LOGITS_ROWS: usize = 32;
 /// Rows of a tile in phases that work row by row.
@@ -33,10 +36,10 @@ pub(crate) struct Scratch {
     pub(super) attention: Shared<f32>,
     /// `[row][hidden]`: what is normed before it is added to the residual stream, in models that have such norms.
     pub(super) branch: Shared<f32>,
-    /// `[row][ffn]`.
+    /// `[row][ffn]`. Where tiles quantise what they gate, it has only the rows of steps that are too small for this.
     pub(super) ffn: Shared<f32>,
     pub(super) inputs: Inputs,
-    /// Inputs that the phase before has quantised, while it read `inputs`.
+    /// Inputs of the next product, quantised by the tiles of this one.
     pub(super) next_inputs: Inputs,
     /// `[row][padded vocabulary]`.
     pub(super) logits: Shared<f32>,
@@ -60,14 +63,14 @@ pub(crate) struct ThreadScratch {
     pub(super) prepared: AtomicU64,
     pub(super) pair: PairScratch,
     pub(super) attention: AttentionScratch,
-    /// One row of any of the step's buffers.
+    /// A row before it is quantised, or a normed row of `branch`.
     pub(super) row: Shared<f32>,
 }
 
 impl Scratch {
     pub(crate) fn new(
         config: &ModelConfig,
-        numerics: Numerics,
+        (numerics, kernels): (Numerics, &Kernels),
         limits: EngineLimits,
         (threads, partitions): (usize, PartitionLimits),
     ) -> Self {
@@ -78,9 +81,10 @@ impl Scratch {
         let has_branch = layer.post_attention_norm.is_some() || layer.post_ffn_norm.is_some();
         let branch = if has_branch { hidden } else { 0 };
         let slots = partitions.slots * partitions.kv_heads;
-        let next_rows = match numerics {
-            Numerics::Int8Blocks => rows,
-            Numerics::Exact => 0,
+        let quantises_units = numerics == Numerics::Int8Blocks && kernels.pair_q4_1.is_some();
+        let (ffn_rows, next_rows) = match quantises_units {
+            true => (rows.min(MANY_ROWS), rows),
+            false => (rows, 0),
         };
         let thread = || ThreadScratch {
             inputs: Inputs::new(FEW_ROWS, columns, numerics),
@@ -94,7 +98,7 @@ impl Scratch {
             qkv: Shared::new(rows * (query + 2 * config.kv_size())),
             attention: Shared::new(rows * query),
             branch: Shared::new(rows * branch),
-            ffn: Shared::new(rows * config.ffn_size),
+            ffn: Shared::new(ffn_rows * config.ffn_size),
             inputs: Inputs::new(rows, columns, numerics),
             next_inputs: Inputs::new(next_rows, config.ffn_size, numerics),
             logits: Shared::new(LOGITS_ROWS.min(rows) * config.vocab_size.next_multiple_of(LANES)),

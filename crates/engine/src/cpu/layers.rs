@@ -9,7 +9,7 @@ use super::attention;
 use super::forward::{LOGITS_ROWS, ROWS_PER_TILE, Step, tile_rows};
 use super::kernels::lanes::QuantisedBlock;
 use super::kernels::{BLOCK, LANES, Lanes};
-use super::multiply::{FEW_ROWS, Input, Place, Product, Write};
+use super::multiply::{Input, Place, Product, Write};
 use super::pool::Pool;
 use super::weights::{Layer, Matrix};
 use crate::LogitsSink;
@@ -137,8 +137,8 @@ impl Step<'_> {
             Activation::GeluTanh => self.kernels.gate_gelu,
         };
         let rows = self.plan.rows.len();
-        // With many rows the units would leave the cache before they are quantised. So each tile makes whole blocks of them, and quantises these.
-        let quantises = rows > FEW_ROWS && layer.gate_up.pair_kernel(self.kernels).is_some();
+        // The gated values of many rows would leave the cache before they are quantised. So each tile makes whole blocks of 32 of them, and quantises these.
+        let quantises = self.takes_pairs(rows, &layer.gate_up);
         let gate = |place: Place, [gates, ups]: [&mut [Lanes]; 2]| {
             gate_kernel(gates, ups);
             for (row, gate) in (place.first_row..).zip(gates) {

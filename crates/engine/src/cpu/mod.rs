@@ -31,10 +31,10 @@ use crate::{
     OnHost, OpenError, OpenOptions, Rank, SequenceRows,
 };
 
+pub(crate) use buffers::PairScratch;
 pub(crate) use forward::LOGITS_ROWS;
 pub use kept::KeptWeights;
 pub(crate) use kernels::attend::PARTITION;
-pub(crate) use multiply::PairScratch;
 pub use packing::LoadProgress;
 pub(crate) use plan::ATTENTION_ROWS;
 pub use rope::rope_speeds;
@@ -199,7 +199,12 @@ pub fn open_cpu_engine_with(
         claim: StepClaim::new(kv.clone()),
         kv,
         plan: plan::StepLayout::with_capacity(options.limits, context_blocks, partitions),
-        scratch: forward::Scratch::new(&config, options.numerics, options.limits, (pool.threads(), partitions)),
+        scratch: forward::Scratch::new(
+            &config,
+            (options.numerics, &kernels),
+            options.limits,
+            (pool.threads(), partitions),
+        ),
         pool,
         config,
     })

@@ -1,24 +1,19 @@
 //! The product of a step's rows with matrices.
 //!
-//! With few rows (decode) each thread prepares a matrix's inputs for itself, which costs less than one more phase. With many rows this is a phase of its
-//! own, and a tile has two panels, which share what is loaded of the rows (`kernels::pairs`).
+//! With few rows (decode) each thread prepares a matrix's inputs for itself, which costs less than one more phase. With more rows this is a phase of its
+//! own. With many rows, and where the instruction set gains by it, pairs of panels share what is loaded of the rows (`kernels::pairs`).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::buffers::{Inputs, Shared};
-use super::forward::{ROWS_PER_TILE, Step, ThreadScratch, tile_rows};
+use super::buffers::{Inputs, PAIR_ROWS, PairScratch, Shared};
+use super::forward::{FEW_ROWS, MANY_ROWS, ROWS_PER_TILE, Step, tile_rows};
 use super::kernels::lanes::QuantisedBlock;
-use super::kernels::pairs::{PAIR_BLOCKS, PairKernel, UnpackedBlock};
 use super::kernels::{BLOCK, Kernels, LANES, Lanes, MAX_ROWS};
 use super::pool::Pool;
 use super::weights::Matrix;
 
-/// Up to this many rows each thread prepares the inputs of a matrix for itself.
-pub(super) const FEW_ROWS: usize = MAX_ROWS;
-/// Rows of a tile that has two panels. Unpacking these takes about a fiftieth of the time of so many rows.
-const PAIR_ROWS: usize = 128;
-/// Tiles for each thread and matrix: enough that a thread which falls behind does not delay the others.
+/// Tiles of few rows for each thread: enough that a thread which falls behind does not delay the others.
 const TILES_PER_THREAD: usize = 8;
 
 /// A product of input rows with one or more matrices of equal column count.
@@ -29,13 +24,13 @@ pub(super) struct Product<'a> {
     pub(super) write: Write<'a>,
 }
 
-/// What takes the outputs: those of each row from [`Place::first_row`] on, 16 columns of them.
+/// What takes the outputs of the rows from [`Place::first_row`] on.
 pub(super) enum Write<'a> {
     Panel(&'a (dyn Fn(Place, &mut [Lanes]) + Sync)),
     /// Those of two neighbouring panels. The number of panels is even.
     TwoPanels(&'a (dyn Fn(Place, [&mut [Lanes]; 2]) + Sync)),
-    /// Those of twice two neighbouring panels, with memory for a block of each row. Only for many rows and matrices with a [`PairKernel`], whose number
-    /// of panels is a multiple of four.
+    /// Those of two neighbouring panels and of the next two, with memory for a block of each row. Only where [`Step::takes_pairs`], for matrices without
+    /// biases whose number of panels is a multiple of four.
     FourPanels(&'a TakeFourPanels<'a>),
 }
 
@@ -55,7 +50,7 @@ impl Write<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) matrix: usize,
-    /// The first column: 16 times the index of the panel, or of the two panels, or 32 times that of the four.
+    /// The first column: 16 times the index of the panel or of the two panels. For four panels 32 times their index.
     pub(super) column: usize,
     pub(super) first_row: usize,
 }
@@ -82,35 +77,13 @@ impl Input<'_> {
                     inputs.fill((row, columns), kernels, buffer.write(0..columns), |out| fill(row, out));
                 }
                 Input::Stored(from) => inputs.take(row, from.read(row * columns..(row + 1) * columns), kernels),
-                Input::Ready(_) => {}
+                Input::Ready(_) => unreachable!("only for many rows"),
             }
         }
     }
 }
 
-/// The memory of one thread for a tile of two panels.
-pub(crate) struct PairScratch {
-    blocks: Shared<UnpackedBlock>,
-    sums: [Shared<Lanes>; 4],
-    quantised: Shared<QuantisedBlock>,
-}
-
-impl PairScratch {
-    pub(crate) const MAX_BYTES: usize = 2 * PAIR_BLOCKS * size_of::<UnpackedBlock>()
-        + PAIR_ROWS * (4 * size_of::<Lanes>() + size_of::<QuantisedBlock>());
-
-    pub(super) fn new(max_rows: usize) -> Self {
-        let rows = max_rows.min(PAIR_ROWS);
-        Self {
-            blocks: Shared::new(2 * PAIR_BLOCKS),
-            sums: std::array::from_fn(|_| Shared::new(rows)),
-            quantised: Shared::new(rows),
-        }
-    }
-}
-
-/// One or two panels of a matrix.
-#[derive(Clone)]
+/// Up to four panels of a matrix.
 struct Unit<'a> {
     matrix: &'a Matrix,
     /// The matrix's index.
@@ -125,6 +98,11 @@ impl Step<'_> {
         } else {
             self.multiply_few(pool, product);
         }
+    }
+
+    /// Whether pairs of panels are multiplied with so many rows.
+    pub(super) fn takes_pairs(&self, rows: usize, matrix: &Matrix) -> bool {
+        rows >= MANY_ROWS && matrix.pair_kernel(self.kernels).is_some()
     }
 
     fn multiply_few(&self, pool: &mut Pool, product: &Product<'_>) {
@@ -168,17 +146,20 @@ impl Step<'_> {
         }
         let width = product.write.panels().max(2);
         let (units, parts, threads) = (units(product, width), rows.div_ceil(PAIR_ROWS), pool.threads());
+        let many = product.matrices.iter().all(|matrix| self.takes_pairs(rows, matrix));
         pool.parallel(units * parts, &|tile, thread| {
             let first_row = tile % parts * PAIR_ROWS;
             let rows = first_row..(first_row + PAIR_ROWS).min(rows);
-            let unit = unit_at(product, width, tile / parts);
-            match unit.matrix.pair_kernel(self.kernels) {
-                Some(kernel) => {
-                    let scratch = &self.scratch.threads[thread];
-                    self.multiply_pairs(product, (inputs, &unit, rows), (kernel, threads), scratch);
-                }
-                None => self.multiply_by_rows(product, inputs, &unit, rows),
+            let number = tile / parts;
+            let unit = unit_at(product, width, number);
+            if !many {
+                return self.multiply_by_rows(product, inputs, &unit, rows);
             }
+            // What this thread takes next, if all threads are equally fast.
+            let next = (tile + threads) / parts;
+            let next = (next != number && next < units).then(|| unit_at(product, width, next));
+            let scratch = &self.scratch.threads[thread].pair;
+            self.multiply_pairs(product, (inputs, rows), (&unit, next.as_ref()), scratch);
         });
     }
 
@@ -186,34 +167,33 @@ impl Step<'_> {
     fn multiply_pairs(
         &self,
         product: &Product<'_>,
-        (inputs, unit, rows): (&Inputs, &Unit<'_>, Range<usize>),
-        (kernel, threads): (PairKernel, usize),
-        scratch: &ThreadScratch,
+        (inputs, rows): (&Inputs, Range<usize>),
+        (unit, next): (&Unit<'_>, Option<&Unit<'_>>),
+        scratch: &PairScratch,
     ) {
         let matrix = unit.matrix;
+        let Some(kernel) = matrix.pair_kernel(self.kernels) else {
+            unreachable!("every matrix of the product has one")
+        };
         // SAFETY: the rows were prepared in an earlier phase.
         let input = unsafe { inputs.rows(rows.start, rows.len(), matrix.columns) };
-        let of = &scratch.pair;
         // SAFETY: this memory belongs to this thread alone.
         let (blocks, mut sums, quantised) = unsafe {
             (
-                of.blocks.write(0..of.blocks.len()),
-                of.sums.each_ref().map(|sums| sums.write(0..rows.len())),
-                of.quantised.write(0..rows.len()),
+                scratch.blocks.write(0..scratch.blocks.len()),
+                scratch.sums.each_ref().map(|sums| sums.write(0..rows.len())),
+                scratch.quantised.write(0..rows.len()),
             )
         };
-        for (pair, sums) in unit.panels.clone().step_by(2).zip(sums.as_chunks_mut::<2>().0) {
-            // The last panel of an odd number is its own neighbour, whose sums nobody takes.
-            let last = (pair + 1).min(unit.panels.end - 1);
-            let panels = [pair, last].map(|panel| self.weights.panel(matrix, panel));
-            // What this thread takes next, if all threads are equally fast.
-            let next = pair + unit.panels.len() * threads;
-            let ahead = self.weights.panels(matrix, next..next + 2);
+        for (pair, sums) in sums.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let Some(panels) = self.pair_of(unit, pair) else { break };
+            let ahead = next.and_then(|next| self.pair_of(next, pair)).unwrap_or_default();
             kernel.dot((panels, ahead), &input, blocks, sums.each_mut().map(|sums| &mut **sums));
         }
         let [first, second, third, fourth] = sums;
         match product.write {
             Write::FourPanels(write) => {
+                assert!(unit.panels.len() == 4 && matrix.bias(unit.panels.start).is_none());
                 let place = Place {
                     matrix: unit.index,
                     column: unit.panels.start / 4 * BLOCK,
@@ -223,6 +203,13 @@ impl Step<'_> {
             }
             _ => self.take(product, (unit, rows.start), [first, second]),
         }
+    }
+
+    /// The panels of a unit's pair. The last panel of an odd number is its own neighbour, whose sums nobody takes.
+    fn pair_of(&self, unit: &Unit<'_>, pair: usize) -> Option<[&[u8]; 2]> {
+        let first = unit.panels.start + 2 * pair;
+        let last = unit.panels.end.checked_sub(1)?;
+        (first <= last).then(|| [first, (first + 1).min(last)].map(|panel| self.weights.panel(unit.matrix, panel)))
     }
 
     /// One or two panels, with a call of a kernel for each panel and up to 8 rows.

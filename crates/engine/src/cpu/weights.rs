@@ -88,13 +88,6 @@ impl Weights {
         &all[panel * length..][..length]
     }
 
-    /// Those of these panels that the matrix has.
-    pub(super) fn panels(&self, matrix: &Matrix, panels: Range<usize>) -> &[u8] {
-        let (length, all) = (matrix.panel_bytes(), matrix.panels());
-        let bytes = &self.memory[matrix.bytes.clone()];
-        &bytes[panels.start.min(all) * length..panels.end.min(all) * length]
-    }
-
     /// The embedding of a token, dequantised.
     pub(crate) fn embed(&self, token: usize, out: &mut [f32]) {
         let panel = self.panel(&self.embedding, token / LANES);

@@ -1,8 +1,8 @@
 //! The inner loops, once per instruction set, all giving the same bits (`crate::numerics` defines them).
 //!
-//! A weight matrix is cut into **panels** of 16 output rows ([`super::weights`] describes the bytes). A dot kernel
-//! multiplies one panel with up to [`MAX_ROWS`] rows of input, so that each weight is unpacked once for all of them;
-//! the 16 outputs sit in the 16 lanes of a vector, and a lane's sum runs over the blocks in order on every machine.
+//! A weight matrix is cut into **panels** of 16 output rows ([`super::panels`] describes the bytes). A dot kernel
+//! multiplies one panel with up to [`MAX_ROWS`] rows of input, so that each weight is unpacked once for all of them. More rows
+//! take two panels at a time ([`pairs`]). The 16 outputs sit in the 16 lanes of a vector, and a lane's sum runs over the blocks in order on every machine.
 
 pub(crate) mod attend;
 mod avx2;

@@ -47,33 +47,32 @@ pub(crate) struct PairCall<'a> {
     pub input: &'a InputRows<'a>,
     /// Where these blocks begin in the rows. Block 0 begins new sums.
     pub first_block: usize,
-    /// Memory that is unpacked next. The kernel asks for it while it computes.
-    pub ahead: &'a [u8],
+    /// The panels that follow these two. The kernel asks for as much of both as it can while it computes.
+    pub ahead: [&'a [u8]; 2],
 }
 
 impl PairKernel {
-    /// Computes the sums of two panels for as many rows of the input as `sums` have. `ahead` is what this thread reads next. `scratch` has
-    /// room for [`PAIR_BLOCKS`] blocks of both.
+    /// Computes the sums of two panels for as many rows of the input as `sums` have. `ahead` are the panels that this thread takes next. `scratch`
+    /// has room for [`PAIR_BLOCKS`] blocks of both.
     pub(crate) fn dot(
         &self,
-        (panels, ahead): ([&[u8]; 2], &[u8]),
+        (panels, ahead): ([&[u8]; 2], [&[u8]; 2]),
         input: &InputRows<'_>,
         scratch: &mut [UnpackedBlock],
         [first, second]: [&mut [Lanes]; 2],
     ) {
-        let (of_first, of_second) = scratch.split_at_mut(PAIR_BLOCKS);
+        let unpacked = scratch.split_at_mut(PAIR_BLOCKS);
         let bytes = PAIR_BLOCKS * self.block_bytes;
         let chunks = panels[0].chunks(bytes).zip(panels[1].chunks(bytes));
-        for (index, (of_panel, of_next)) in chunks.enumerate() {
-            let blocks = of_panel.len() / self.block_bytes;
-            (self.unpack)(of_panel, &mut of_first[..blocks]);
-            (self.unpack)(of_next, &mut of_second[..blocks]);
+        for (index, packed) in chunks.enumerate() {
+            let blocks = packed.0.len() / self.block_bytes;
+            (self.unpack)(packed.0, &mut unpacked.0[..blocks]);
+            (self.unpack)(packed.1, &mut unpacked.1[..blocks]);
             let call = PairCall {
-                panels: [&of_first[..blocks], &of_second[..blocks]],
+                panels: [&unpacked.0[..blocks], &unpacked.1[..blocks]],
                 input,
                 first_block: index * PAIR_BLOCKS,
-                // The rest of these panels follows at once, and needs no such request: it is read in order.
-                ahead: if index == 0 { ahead } else { &[] },
+                ahead: if index == 0 { ahead } else { Default::default() },
             };
             (self.add)(call, [first, second]);
         }

@@ -1,5 +1,5 @@
-//! Many queries: two tiles are unpacked once for all of them, `N` queries share each key and each value that is loaded, and two keys share each value of a
-//! query.
+//! Many queries: a tile, or two, are unpacked once for all of them, `N` queries share each key and each value that is loaded, and the keys of two tiles share
+//! each number of a query. With few registers it is one tile and one query.
 
 use std::ops::Range;
 

@@ -85,7 +85,7 @@ pub(crate) const PARTITION_TILES: usize = 16;
 pub(crate) const PARTITION: usize = PARTITION_TILES * TILE;
 /// Fewer queries do not pay for unpacking: turning a tile's keys takes as many operations as the scores of about this many queries.
 const MANY: usize = 8;
-/// Registers that hold 4 accumulators for each of 3 queries and 2 tiles, and what is added to them.
+/// Registers that hold 4 accumulators for each of 3 queries and 2 tiles, or of 4 queries, and what is added to them.
 const REGISTERS_FOR_TWO_TILES: usize = 28;
 /// Vectors of a head that are held in registers together: with four queries 16 sums.
 const CHUNKS: usize = 4;

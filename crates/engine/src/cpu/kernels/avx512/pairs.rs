@@ -61,8 +61,8 @@ fn unpack_halves(halves: &[u8], out: &mut Lanes) {
     }
 }
 
-/// Lines of `ahead` that are asked for with each group of rows: few enough that the machine keeps up with them.
-const LINES_AHEAD: usize = 8;
+/// Lines of each panel of `ahead` that are asked for with each group of rows: few enough that the machine keeps up with them.
+const LINES_AHEAD: usize = 4;
 
 fn add<const HAS_MINIMA: bool>(call: PairCall<'_>, [first, second]: [&mut [Lanes]; 2]) {
     let PairCall {
@@ -75,10 +75,10 @@ fn add<const HAS_MINIMA: bool>(call: PairCall<'_>, [first, second]: [&mut [Lanes
     let blocks = input.check_quantised(rows);
     let length = panels[0].len();
     assert!(first_block + length <= blocks && panels[1].len() == length && second.len() == rows);
-    let mut ahead = ahead.chunks(64 * LINES_AHEAD);
+    let mut ahead = ahead.map(|panel| panel.chunks(64 * LINES_AHEAD));
     let mut row = 0;
     while row < rows {
-        if let Some(lines) = ahead.next() {
+        for lines in ahead.iter_mut().filter_map(Iterator::next) {
             Avx512::prefetch(lines.as_ptr(), lines.len());
         }
         // SAFETY: chosen only after `detect`; rows and blocks were checked above, and the groups end with the rows.
