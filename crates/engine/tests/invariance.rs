@@ -223,7 +223,7 @@ fn nothing_else_changes_the_bits_of_any_family() {
             for (threads, kernel, chunk) in [
                 (2, KernelChoice::Auto, 1),
                 (3, KernelChoice::Auto, 7),
-                (2, KernelChoice::Auto, 29),
+                (2, KernelChoice::Auto, 40),
                 (3, KernelChoice::Auto, 75),
                 (2, KernelChoice::Avx2, 29),
             ] {

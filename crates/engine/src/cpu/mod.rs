@@ -144,10 +144,9 @@ pub fn open_cpu_engine_with(
     check_block_tokens(options.block_tokens)?;
     let kernels = kernels::choose(options.kernel)?;
     let config = file.config().clone();
-    if !config.head_dim.is_multiple_of(kernels::LANES) {
-        return Err(EngineError::UnsupportedHeadDim {
-            head_dim: config.head_dim,
-        });
+    let head_dim = config.head_dim;
+    if !head_dim.is_multiple_of(kernels::LANES) {
+        return Err(EngineError::UnsupportedHeadDim { head_dim });
     }
     let mut pool = pool::Pool::new(options.threads)?;
     let geometry = KvGeometry {
@@ -180,6 +179,8 @@ pub fn open_cpu_engine_with(
     })?;
     let context_blocks = geometry.blocks_for(config.context_length as u32) as usize;
     let partitions = plan::PartitionLimits::new(&geometry, context_blocks.min(block_count as usize), options.threads);
+    let computing = (options.numerics, &kernels);
+    let scratch = forward::Scratch::new(&config, computing, options.limits, (pool.threads(), partitions));
     let facts = ModelFacts {
         name: file.name(),
         vocab_size: config.vocab_size as u32,
@@ -199,12 +200,7 @@ pub fn open_cpu_engine_with(
         claim: StepClaim::new(kv.clone()),
         kv,
         plan: plan::StepLayout::with_capacity(options.limits, context_blocks, partitions),
-        scratch: forward::Scratch::new(
-            &config,
-            (options.numerics, &kernels),
-            options.limits,
-            (pool.threads(), partitions),
-        ),
+        scratch,
         pool,
         config,
     })
