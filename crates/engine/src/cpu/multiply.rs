@@ -144,9 +144,12 @@ impl Step<'_> {
                 }
             });
         }
-        let width = product.write.panels().max(2);
-        let (units, parts, threads) = (units(product, width), rows.div_ceil(PAIR_ROWS), pool.threads());
         let many = product.matrices.iter().all(|matrix| self.takes_pairs(rows, matrix));
+        let width = match many {
+            true => product.write.panels().max(2),
+            false => product.write.panels(),
+        };
+        let (units, parts, threads) = (units(product, width), rows.div_ceil(PAIR_ROWS), pool.threads());
         pool.parallel(units * parts, &|tile, thread| {
             let first_row = tile % parts * PAIR_ROWS;
             let rows = first_row..(first_row + PAIR_ROWS).min(rows);
