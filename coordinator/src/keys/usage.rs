@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use super::file::Limits;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// What may come at once, as a part of a minute's worth: ten seconds of it. A whole minute's worth at once would fill the nodes for all others,
+/// What may come at once, as a part of a minute's worth: five seconds of it. A whole minute's worth at once would fill the nodes for all others,
 /// and could be taken twice within a minute (integration-tests/python/fairness_probe.py).
-const AT_ONCE: f64 = 1.0 / 6.0;
+const AT_ONCE: f64 = 1.0 / 12.0;
 /// What a holder of a key is told who has too many requests open: nobody knows when one of them ends.
 const WHEN_ONE_ENDS: Duration = Duration::from_secs(1);
 
-/// A budget that fills evenly, so much a minute, and holds at most ten seconds' worth, or one. A new one is full.
+/// A budget that fills evenly, so much a minute, and holds at most five seconds' worth, or one. A new one is full.
 #[derive(Clone, Copy, Debug, Default)]
 struct Budget {
     /// Used of the full budget at `at`. What was not known before can take more than there is.
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn requests_come_back_evenly() {
         let (mut usage, limits, now) = (Usage::default(), limits(36, 0, 0), Instant::now());
-        for left in (0..6).rev() {
+        for left in (0..3).rev() {
             assert_eq!(usage.begin(&limits, now).expect("has room").requests, Some((36, left)));
         }
         let refused = usage.begin(&limits, now).expect_err("is used up");
@@ -163,8 +163,8 @@ mod tests {
     #[test]
     fn tokens_are_paid_afterwards() {
         let (mut usage, limits, now) = (Usage::default(), limits(0, 60, 0), Instant::now());
-        assert_eq!(usage.begin(&limits, now).expect("has room").tokens, Some((60, 10)));
-        usage.used_tokens(69, &limits, now);
+        assert_eq!(usage.begin(&limits, now).expect("has room").tokens, Some((60, 5)));
+        usage.used_tokens(64, &limits, now);
         let refused = usage.begin(&limits, now).expect_err("in debt");
         let per_minute = NonZeroU32::new(60).expect("not zero");
         let retry_after = Duration::from_secs(60);

@@ -72,7 +72,7 @@ pub struct CreateArgs {
     /// How many times the tokens of a key of weight 1 it gets while others wait, too [default: 1].
     #[arg(long, value_name = "N")]
     pub weight: Option<NonZeroU32>,
-    /// Requests a minute; ten seconds' worth may come at once [default: no limit].
+    /// Requests a minute; five seconds' worth may come at once [default: no limit].
     #[arg(long, value_name = "N")]
     pub requests_per_minute: Option<NonZeroU32>,
     /// Tokens of prompts and answers a minute [default: no limit].

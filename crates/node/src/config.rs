@@ -1,5 +1,6 @@
 //! The keys that every node has, whatever its role. A role's configuration flattens them and gives `name` and `listen` a default.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::shutdown::{self, NODE_GOODBYE_TIME};
 use service_runtime::spans::flavor::OtelConfig;
 use serving_core::node::AssignedRole;
+use serving_core::scheduler::SHARED_STEP_TOKENS_ON_CPU;
 
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct NodeConfig {
@@ -79,6 +81,10 @@ pub struct NodeConfig {
     /// Tokens in one step; longer prompts are computed in chunks
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_num_batched_tokens: u32,
+    /// Tokens of prompts in a step that several requests share; a prompt that is alone fills the step. The CPU computes so many about as
+    /// fast as more, and whoever shares the step waits for all of them. Default: 128 on the CPU, on GPUs the whole step
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub shared_step_tokens: Option<u32>,
     /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what the steps before took, and
     /// at least a block. The gaps of streams then stay near this time, and prompts take longer. Default: prompts fill the step
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
@@ -223,6 +229,12 @@ impl NodeConfig {
             kept_weights,
             progress: None,
         }
+    }
+
+    /// As `SchedulerConfig::shared_step_tokens`.
+    pub(crate) fn shared_step_tokens(&self) -> Option<NonZeroU32> {
+        let of_engine = self.gpu().is_none().then_some(SHARED_STEP_TOKENS_ON_CPU);
+        self.shared_step_tokens.and_then(NonZeroU32::new).or(of_engine)
     }
 
     /// Of a drain's time, what running requests get.

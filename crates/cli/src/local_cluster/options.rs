@@ -135,6 +135,9 @@ pub struct ClusterSettings {
     /// Tokens of one engine step: the budget that prompts are chunked to.
     #[arg(long, value_name = "N")]
     pub max_num_batched_tokens: Option<u32>,
+    /// Tokens of prompts in a step that several requests share [default: 128 on the CPU, on GPUs the whole step].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub shared_step_tokens: Option<u32>,
     /// How long a step may take while sequences decode, in milliseconds: prompts get what fits [default: prompts fill the step].
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub itl_target_ms: Option<u32>,
@@ -441,6 +444,7 @@ impl LocalClusterOptions {
         flags.set_some("block-size", &settings.block_size);
         flags.set_some("max-num-seqs", &settings.max_num_seqs);
         flags.set_some("max-num-batched-tokens", &settings.max_num_batched_tokens);
+        flags.set_some("shared-step-tokens", &settings.shared_step_tokens);
         flags.set_some("itl-target-ms", &settings.itl_target_ms);
         flags.set_some("speculative-tokens", &settings.speculative_tokens);
         flags.set_some("numerics", &settings.numerics);

@@ -28,6 +28,8 @@ mod prefill_tests;
 #[cfg(test)]
 mod property_tests;
 #[cfg(test)]
+mod shared_step_tests;
+#[cfg(test)]
 mod test_kit;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -112,11 +114,17 @@ pub struct SchedulerConfig {
     /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what earlier steps took, and at
     /// least a block. `None`: as many as `max_batch_tokens` leaves.
     pub step_target: Option<Duration>,
+    /// Tokens of prompts in a step that several sequences share. A prompt that is alone fills the step. `None`: others do, too.
+    pub shared_step_tokens: Option<NonZeroU32>,
     /// The most tokens that a sequence guesses at once, see `drafts.rs`. 0: it guesses none.
     pub speculative_tokens: u32,
     /// Cached blocks that one tenant keeps where blocks are needed.
     pub tenant_cached_blocks: u32,
 }
+
+/// What a node with the CPU engine has as `shared_step_tokens` if nobody says otherwise. With SmolLM2-135M on two cores, a prompt in chunks of
+/// 128 takes about as long as in chunks of 512 (docs/measurements/latency.md).
+pub const SHARED_STEP_TOKENS_ON_CPU: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
 
 /// A hold that progress restarts ends after this many times its length all the same, or with its request's deadline: a decode
 /// node that takes a block now and then must not keep the others for ever. With the default of one minute these are the ten
@@ -134,6 +142,7 @@ impl SchedulerConfig {
             reservation: Duration::ZERO,
             last_chunk_tokens,
             step_target: None,
+            shared_step_tokens: None,
             speculative_tokens: 0,
             tenant_cached_blocks: limits.kv_blocks,
         }
@@ -150,6 +159,7 @@ impl SchedulerConfig {
             reservation,
             last_chunk_tokens: None,
             step_target: None,
+            shared_step_tokens: None,
             speculative_tokens: 0,
             tenant_cached_blocks: limits.kv_blocks,
         }

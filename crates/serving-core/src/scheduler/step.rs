@@ -35,9 +35,12 @@ impl Scheduler {
             step_tokens = step_tokens.min(self.step_cost.prompt_tokens_within(target));
             budget = budget.min(step_tokens);
         }
-        self.plan_resumed(&mut budget);
         let mut others = self.entries.values().filter(|entry| entry.schedulable() > 0);
         let is_alone = others.next().is_some() && others.next().is_none();
+        if let (Some(shared), false) = (self.config.shared_step_tokens, is_alone) {
+            budget = budget.min(shared.get());
+        }
+        self.plan_resumed(&mut budget);
         if !is_alone {
             self.plan_short_prompts(now, &mut budget, step_tokens);
         }
@@ -105,7 +108,7 @@ impl Scheduler {
         // Where a long prompt fills the step, a short one gets the share of this step, and the rest in the next one.
         let pending = |entry: &Entry| entry.choices[0].sequence.pending();
         let mut prompts = self.entries.values().filter(|entry| entry.is_running_prompt());
-        let is_filled = prompts.any(|entry| pending(entry) >= *budget);
+        let is_filled = prompts.any(|entry| pending(entry) >= *budget && u64::from(pending(entry)) > short);
         for lane in [Lane::Interactive, Lane::Batch] {
             for (serial, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.request.lane == lane) {
                 let pending = pending(entry);

@@ -101,8 +101,11 @@ pub(super) fn scheduler_of(scenario: &Scenario, role: AssignedRole) -> Scheduler
         }
         NodeRole::Decode => SchedulerConfig::decode(nodes.limits, nodes.reservation),
     };
-    let step_target = nodes.step_target;
-    Scheduler::new(SchedulerConfig { step_target, ..config })
+    Scheduler::new(SchedulerConfig {
+        step_target: nodes.step_target,
+        shared_step_tokens: nodes.shared_step_tokens,
+        ..config
+    })
 }
 
 impl Node {
