@@ -70,7 +70,11 @@ fn prompts_end_one_after_the_other_in_steps_that_they_share() {
     for id in 4..=5 {
         admit(&mut scheduler, id, SHARED, 1);
     }
-    assert_eq!(step(&mut scheduler), [(4, SHARED)], "the first one fills the step, and is no long one");
+    assert_eq!(
+        step(&mut scheduler),
+        [(4, SHARED)],
+        "the first one fills the step, and is no long one"
+    );
 }
 
 #[test]
