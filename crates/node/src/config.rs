@@ -23,7 +23,7 @@ use service_runtime::metrics::config::MetricsConfig;
 use service_runtime::shutdown::{self, NODE_GOODBYE_TIME};
 use service_runtime::spans::flavor::OtelConfig;
 use serving_core::node::AssignedRole;
-use serving_core::scheduler::SHARED_STEP_TOKENS_ON_CPU;
+use serving_core::scheduler::MIXED_STEP_TOKENS_ON_CPU;
 
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct NodeConfig {
@@ -81,12 +81,13 @@ pub struct NodeConfig {
     /// Tokens in one step; longer prompts are computed in chunks
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_num_batched_tokens: u32,
-    /// Tokens of prompts in a step that several requests share; a prompt that is alone fills the step. The CPU computes so many about as
-    /// fast as more, and whoever shares the step waits for all of them. Default: 128 on the CPU, on GPUs the whole step
+    /// Tokens of prompts in a mixed step, one in which sequences decode, too: these wait for all of it, and the CPU computes 128 tokens
+    /// nearly as fast as more. Default: 128 on the CPU, on GPUs no limit of its own
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub shared_step_tokens: Option<u32>,
+    pub mixed_step_tokens: Option<u32>,
     /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what the steps before took, and
-    /// at least a block. The gaps of streams then stay near this time, and prompts take longer. Default: prompts fill the step
+    /// at least a block. The gaps of streams then stay near this time, and prompts take longer. Default: no target, only
+    /// `mixed_step_tokens`
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub itl_target_ms: Option<u32>,
     /// The most tokens that a running answer guesses at once from what the prompt and the answer said before. One step checks
@@ -231,10 +232,10 @@ impl NodeConfig {
         }
     }
 
-    /// As `SchedulerConfig::shared_step_tokens`.
-    pub(crate) fn shared_step_tokens(&self) -> Option<NonZeroU32> {
-        let of_engine = self.gpu().is_none().then_some(SHARED_STEP_TOKENS_ON_CPU);
-        self.shared_step_tokens.and_then(NonZeroU32::new).or(of_engine)
+    /// As `SchedulerConfig::mixed_step_tokens`.
+    pub(crate) fn mixed_step_tokens(&self) -> Option<NonZeroU32> {
+        let of_engine = self.gpu().is_none().then_some(MIXED_STEP_TOKENS_ON_CPU);
+        self.mixed_step_tokens.and_then(NonZeroU32::new).or(of_engine)
     }
 
     /// Of a drain's time, what running requests get.

@@ -68,7 +68,7 @@ impl NodeSettings {
         let target_ms = self.config.itl_target_ms;
         SchedulerConfig {
             step_target: target_ms.map(|target_ms| Duration::from_millis(target_ms.into())),
-            shared_step_tokens: self.config.shared_step_tokens(),
+            mixed_step_tokens: self.config.mixed_step_tokens(),
             speculative_tokens: self.config.speculative_tokens,
             tenant_cached_blocks: percent_of(limits.kv_blocks, self.config.tenant_cache_percent),
             ..config

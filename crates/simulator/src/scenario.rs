@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use serving_core::cluster::ClusterConfig;
-use serving_core::scheduler::{NodeLimits, SHARED_STEP_TOKENS_ON_CPU};
+use serving_core::scheduler::{MIXED_STEP_TOKENS_ON_CPU, NodeLimits};
 use thiserror::Error;
 use workload::trace::Trace;
 
@@ -40,8 +40,8 @@ pub struct SimulatedNodes {
     pub last_chunk_tokens: u32,
     /// As `SchedulerConfig::step_target`.
     pub step_target: Option<Duration>,
-    /// As `SchedulerConfig::shared_step_tokens`.
-    pub shared_step_tokens: Option<NonZeroU32>,
+    /// As `SchedulerConfig::mixed_step_tokens`.
+    pub mixed_step_tokens: Option<NonZeroU32>,
     pub hold: Duration,
     pub reservation: Duration,
     /// Of a drain, what running requests get.
@@ -70,7 +70,7 @@ impl SimulatedNodes {
             },
             last_chunk_tokens: 32,
             step_target: None,
-            shared_step_tokens: Some(SHARED_STEP_TOKENS_ON_CPU),
+            mixed_step_tokens: Some(MIXED_STEP_TOKENS_ON_CPU),
             hold: Duration::from_secs(60),
             reservation: Duration::from_secs(60),
             // 10 s less the time for goodbyes (`service_runtime::shutdown`).

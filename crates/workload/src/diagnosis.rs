@@ -110,7 +110,7 @@ fn first_response(pattern: Pattern) -> &'static str {
             "A decode step is bound by reading weights: use smaller or quantised weights or faster memory; other nodes do not help one request."
         }
         Pattern::QueueOrInterference => {
-            "Long prompts or a queue delay a few requests: give long prompts their own pool, lower --max-num-batched-tokens, or admit less."
+            "Long prompts or a queue delay a few requests: give long prompts their own pool, lower --mixed-step-tokens, or admit less."
         }
         Pattern::Batching => {
             "Larger batches buy throughput with TPOT: lower --max-num-seqs where users wait for tokens, raise it where only throughput counts."

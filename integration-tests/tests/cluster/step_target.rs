@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 const TARGET_MS: u32 = 1;
 /// A block of the prompt, the stream's row, and what rounds it up to an edge of the histogram.
 const STEP_TOKENS_MAX: &str = "32.0";
+/// The 128 of `--mixed-step-tokens` on the CPU, rows and guesses, rounded up to an edge.
+const MIXED_STEP_TOKENS_MAX: &str = "256.0";
 
 async fn answers(itl_target_ms: Option<u32>) -> Result<(String, TestCluster)> {
     let mut options = options("1c")?;
@@ -31,22 +33,27 @@ async fn answers(itl_target_ms: Option<u32>) -> Result<(String, TestCluster)> {
     Ok((text, cluster))
 }
 
-/// Steps of the node, and those of them that had more tokens than a block and some rows.
-async fn steps(cluster: &TestCluster) -> Result<(f64, f64)> {
+/// Steps of the node, and those of them that had more tokens than this edge of the histogram.
+async fn steps(cluster: &TestCluster, edge: &str) -> Result<(f64, f64)> {
     let metrics = cluster.node_metrics("decode-0").await?;
     let count = metrics.sum("baton_batch_tokens_count", &[]).context("no steps")?;
-    let small = metrics.sum("baton_batch_tokens_bucket", &[("le", STEP_TOKENS_MAX)]);
+    let small = metrics.sum("baton_batch_tokens_bucket", &[("le", edge)]);
     Ok((count, count - small.context("no such edge")?))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_prompt_comes_in_parts_beside_a_stream_and_its_answer_is_the_same() -> Result<()> {
     let (whole, cluster) = answers(None).await?;
-    let (_, large) = steps(&cluster).await?;
-    ensure!(large >= 1.0, "without a target the prompt fills a step");
+    let (_, large) = steps(&cluster, STEP_TOKENS_MAX).await?;
+    ensure!(
+        large >= 1.0,
+        "without a target a step has as much of the prompt as a mixed step may"
+    );
+    let (count, large) = steps(&cluster, MIXED_STEP_TOKENS_MAX).await?;
+    ensure!(large == 0.0, "{large} of {count} steps had more");
     cluster.stop().await?;
     let (in_parts, cluster) = answers(Some(TARGET_MS)).await?;
-    let (count, large) = steps(&cluster).await?;
+    let (count, large) = steps(&cluster, STEP_TOKENS_MAX).await?;
     ensure!(large == 0.0 && count > 25.0, "{large} of {count} steps were large");
     cluster.stop().await?;
     ensure!(whole == in_parts, "{whole} and {in_parts}");

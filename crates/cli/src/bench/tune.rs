@@ -243,7 +243,6 @@ async fn one(
 ) -> anyhow::Result<Option<Run>> {
     options.settings = ClusterSettings {
         max_num_batched_tokens: knobs.max_num_batched_tokens,
-        shared_step_tokens: knobs.max_num_batched_tokens.or(args.settings.shared_step_tokens),
         max_num_seqs: knobs.max_num_seqs,
         itl_target_ms: knobs.itl_target_ms,
         ..args.settings.clone()

@@ -291,8 +291,9 @@ impl Plan {
                 .or(untuned)
                 .with_context(|| format!("no point was chosen for {name}"))?;
             if *arm == ArmName::NoChunking {
-                // A whole prompt in one step.
+                // A whole prompt in one step, also beside streams.
                 point.max_num_batched_tokens = args.max_model_len;
+                point.mixed_step_tokens = Some(args.max_model_len);
             }
             Ok((name, *arm, point))
         };

@@ -110,12 +110,9 @@ impl Machine {
         settings.engine.clone_from(&self.engine);
         settings.max_model_len = self.max_model_len;
         settings.max_num_seqs = Some(point.max_num_seqs);
+        settings.mixed_step_tokens = point.mixed_step_tokens;
         settings.local_prefill_below_tokens = Some(point.local_prefill_below_tokens);
-        // The chunks of an arm are as large as its point says, whoever shares the step.
-        let budget = |tokens: u32| {
-            let flags = ["max-num-batched-tokens", "shared-step-tokens"];
-            flags.map(|flag| format!("--{flag}={tokens}").into()).to_vec()
-        };
+        let budget = |tokens: u32| vec![format!("--max-num-batched-tokens={tokens}").into()];
         options.prefill_flags = budget(point.prefill_max_num_batched_tokens);
         options.decode_flags = budget(point.max_num_batched_tokens);
         let share = KV_MEMORY_MIB / u64::from(topology.node_count().max(1));

@@ -27,6 +27,9 @@ pub(super) struct Point {
     /// Step budget of prefill nodes.
     pub prefill_max_num_batched_tokens: u32,
     pub max_num_seqs: u32,
+    /// Of prompts in a step of co-located and decode nodes in which sequences decode, too. `None`: the nodes' default.
+    #[serde(default)]
+    pub mixed_step_tokens: Option<u32>,
     pub local_prefill_below_tokens: u32,
 }
 
@@ -40,6 +43,7 @@ impl Point {
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
             prefill_max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
             max_num_seqs: MAX_NUM_SEQS,
+            mixed_step_tokens: None,
             local_prefill_below_tokens: 0,
         }
     }
@@ -114,6 +118,9 @@ impl Point {
         if self.prefill_nodes > 0 {
             let budget = self.prefill_max_num_batched_tokens.into();
             settings.insert("prefill_max_num_batched_tokens".to_owned(), budget);
+        }
+        if let Some(tokens) = self.mixed_step_tokens {
+            settings.insert("mixed_step_tokens".to_owned(), tokens.into());
         }
         settings
     }

@@ -135,10 +135,10 @@ pub struct ClusterSettings {
     /// Tokens of one engine step: the budget that prompts are chunked to.
     #[arg(long, value_name = "N")]
     pub max_num_batched_tokens: Option<u32>,
-    /// Tokens of prompts in a step that several requests share [default: 128 on the CPU, on GPUs the whole step].
+    /// Tokens of prompts in a step in which sequences decode, too [default: 128 on the CPU, on GPUs no limit of its own].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub shared_step_tokens: Option<u32>,
-    /// How long a step may take while sequences decode, in milliseconds: prompts get what fits [default: prompts fill the step].
+    pub mixed_step_tokens: Option<u32>,
+    /// How long a step may take while sequences decode, in milliseconds: prompts get what fits [default: no target].
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub itl_target_ms: Option<u32>,
     /// The most tokens that a running answer guesses at once from what was said before; the tokens stay the same [default: none].
@@ -444,7 +444,7 @@ impl LocalClusterOptions {
         flags.set_some("block-size", &settings.block_size);
         flags.set_some("max-num-seqs", &settings.max_num_seqs);
         flags.set_some("max-num-batched-tokens", &settings.max_num_batched_tokens);
-        flags.set_some("shared-step-tokens", &settings.shared_step_tokens);
+        flags.set_some("mixed-step-tokens", &settings.mixed_step_tokens);
         flags.set_some("itl-target-ms", &settings.itl_target_ms);
         flags.set_some("speculative-tokens", &settings.speculative_tokens);
         flags.set_some("numerics", &settings.numerics);

@@ -35,7 +35,7 @@ pub(super) struct BreakevenArgs {
     /// Streams that run beside the prompt.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     streams: u32,
-    /// Prompt tokens in one step of a co-located node.
+    /// Prompt tokens in one step of a co-located node beside streams. A node on the CPU has 128 (`--mixed-step-tokens`).
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     chunk_tokens: u32,
     /// Co-located nodes compute whole prompts in one step.

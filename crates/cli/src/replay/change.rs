@@ -12,7 +12,7 @@ use thiserror::Error;
 
 /// Every change, as the help shows them.
 pub(super) const FORMS: &str = "policy=round-robin, nodes=+1d, nodes=2c, local-prefill-below=256, allow-local-prefill=false, \
-     link-gbps=10, queue-max=32, max-num-seqs=8, max-num-batched-tokens=256, shared-step-tokens=64, itl-target-ms=40, \
+     link-gbps=10, queue-max=32, max-num-seqs=8, max-num-batched-tokens=256, mixed-step-tokens=64, itl-target-ms=40, \
      last-chunk-tokens=0 or prefix-cache=false";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +30,7 @@ pub(super) enum Change {
     QueueMax(usize),
     MaxNumSeqs(u32),
     MaxNumBatchedTokens(u32),
-    SharedStepTokens(u32),
+    MixedStepTokens(u32),
     ItlTargetMs(u32),
     LastChunkTokens(u32),
     PrefixCache(bool),
@@ -98,7 +98,7 @@ impl FromStr for Change {
             "queue-max" => Self::QueueMax(count()? as usize),
             "max-num-seqs" => Self::MaxNumSeqs(positive()?),
             "max-num-batched-tokens" => Self::MaxNumBatchedTokens(positive()?),
-            "shared-step-tokens" => Self::SharedStepTokens(positive()?),
+            "mixed-step-tokens" => Self::MixedStepTokens(count()?),
             "itl-target-ms" => Self::ItlTargetMs(positive()?),
             "last-chunk-tokens" => Self::LastChunkTokens(count()?),
             "prefix-cache" => Self::PrefixCache(fact()?),
@@ -148,7 +148,7 @@ impl fmt::Display for Change {
             Self::QueueMax(requests) => write!(f, "queue-max={requests}"),
             Self::MaxNumSeqs(sequences) => write!(f, "max-num-seqs={sequences}"),
             Self::MaxNumBatchedTokens(tokens) => write!(f, "max-num-batched-tokens={tokens}"),
-            Self::SharedStepTokens(tokens) => write!(f, "shared-step-tokens={tokens}"),
+            Self::MixedStepTokens(tokens) => write!(f, "mixed-step-tokens={tokens}"),
             Self::ItlTargetMs(target_ms) => write!(f, "itl-target-ms={target_ms}"),
             Self::LastChunkTokens(tokens) => write!(f, "last-chunk-tokens={tokens}"),
             Self::PrefixCache(fact) => write!(f, "prefix-cache={fact}"),
@@ -179,7 +179,7 @@ impl Change {
             Self::QueueMax(requests) => scenario.cluster.queue_requests_max = requests,
             Self::MaxNumSeqs(sequences) => scenario.nodes.limits.max_sequences = sequences,
             Self::MaxNumBatchedTokens(tokens) => scenario.nodes.limits.max_batch_tokens = tokens,
-            Self::SharedStepTokens(tokens) => scenario.nodes.shared_step_tokens = NonZeroU32::new(tokens),
+            Self::MixedStepTokens(tokens) => scenario.nodes.mixed_step_tokens = NonZeroU32::new(tokens),
             Self::ItlTargetMs(target_ms) => scenario.nodes.step_target = Some(Duration::from_millis(target_ms.into())),
             Self::LastChunkTokens(tokens) => scenario.nodes.last_chunk_tokens = tokens,
             Self::PrefixCache(fact) => scenario.nodes.limits.prefix_cache = fact,

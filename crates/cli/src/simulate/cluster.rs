@@ -8,7 +8,7 @@ use clap::{ArgAction, Args};
 use service_runtime::config::ByteSize;
 use serving_core::cluster::ClusterConfig;
 use serving_core::routing::RoutingPolicy;
-use serving_core::scheduler::SHARED_STEP_TOKENS_ON_CPU;
+use serving_core::scheduler::MIXED_STEP_TOKENS_ON_CPU;
 use simulator::intervention::Intervention;
 use simulator::scenario::SimulatedNodes;
 
@@ -42,9 +42,9 @@ pub struct ClusterArgs {
     /// Tokens in one step
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_num_batched_tokens: u32,
-    /// Tokens of prompts in a step that several requests share
-    #[arg(long, default_value_t = SHARED_STEP_TOKENS_ON_CPU, value_name = "TOKENS")]
-    shared_step_tokens: NonZeroU32,
+    /// Tokens of prompts in a step in which sequences decode, too; 0: no limit of its own, as on GPUs
+    #[arg(long, default_value_t = MIXED_STEP_TOKENS_ON_CPU.get(), value_name = "TOKENS")]
+    mixed_step_tokens: u32,
     /// How long a step may take while sequences decode; prompts get what fits
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     itl_target_ms: Option<u32>,
@@ -88,7 +88,7 @@ impl ClusterArgs {
         limits.max_model_tokens = self.max_model_len;
         limits.prefix_cache = self.prefix_cache;
         nodes.last_chunk_tokens = self.last_chunk_tokens;
-        nodes.shared_step_tokens = Some(self.shared_step_tokens);
+        nodes.mixed_step_tokens = NonZeroU32::new(self.mixed_step_tokens);
         nodes.step_target = self.itl_target_ms.map(|ms| Duration::from_millis(ms.into()));
         nodes
     }

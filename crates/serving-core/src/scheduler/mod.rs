@@ -24,11 +24,11 @@ mod step_results;
 #[cfg(test)]
 mod decode_tests;
 #[cfg(test)]
+mod mixed_step_tests;
+#[cfg(test)]
 mod prefill_tests;
 #[cfg(test)]
 mod property_tests;
-#[cfg(test)]
-mod shared_step_tests;
 #[cfg(test)]
 mod test_kit;
 
@@ -112,19 +112,19 @@ pub struct SchedulerConfig {
     /// second token. A prompt of one chunk whose KV is streamed is cut in halves instead, unless it is short.
     pub last_chunk_tokens: Option<NonZeroU32>,
     /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what earlier steps took, and at
-    /// least a block. `None`: as many as `max_batch_tokens` leaves.
+    /// least a block. `None`: as many as the other limits leave.
     pub step_target: Option<Duration>,
-    /// Tokens of prompts in a step that several sequences share. A prompt that is alone fills the step. `None`: others do, too.
-    pub shared_step_tokens: Option<NonZeroU32>,
+    /// Tokens of prompts in a mixed step, one in which sequences decode. Guesses do not count. `None`: as many as `max_batch_tokens` leaves.
+    pub mixed_step_tokens: Option<NonZeroU32>,
     /// The most tokens that a sequence guesses at once, see `drafts.rs`. 0: it guesses none.
     pub speculative_tokens: u32,
     /// Cached blocks that one tenant keeps where blocks are needed.
     pub tenant_cached_blocks: u32,
 }
 
-/// What a node with the CPU engine has as `shared_step_tokens` if nobody says otherwise. With SmolLM2-135M on two cores, a prompt in chunks of
-/// 128 takes about as long as in chunks of 512 (docs/measurements/latency.md).
-pub const SHARED_STEP_TOKENS_ON_CPU: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
+/// What a node with the CPU engine has as `mixed_step_tokens` if nobody says otherwise. With SmolLM2-135M on two cores, chunks of 128 are computed
+/// nearly as fast as chunks of 512 (docs/measurements/latency.md).
+pub const MIXED_STEP_TOKENS_ON_CPU: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
 
 /// A hold that progress restarts ends after this many times its length all the same, or with its request's deadline: a decode
 /// node that takes a block now and then must not keep the others for ever. With the default of one minute these are the ten
@@ -142,7 +142,7 @@ impl SchedulerConfig {
             reservation: Duration::ZERO,
             last_chunk_tokens,
             step_target: None,
-            shared_step_tokens: None,
+            mixed_step_tokens: None,
             speculative_tokens: 0,
             tenant_cached_blocks: limits.kv_blocks,
         }
@@ -159,7 +159,7 @@ impl SchedulerConfig {
             reservation,
             last_chunk_tokens: None,
             step_target: None,
-            shared_step_tokens: None,
+            mixed_step_tokens: None,
             speculative_tokens: 0,
             tenant_cached_blocks: limits.kv_blocks,
         }

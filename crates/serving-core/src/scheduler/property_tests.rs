@@ -105,7 +105,7 @@ impl DecodeWorld {
         };
         let config = SchedulerConfig {
             speculative_tokens: if guesses { 4 } else { 0 },
-            shared_step_tokens: guesses.then_some(NonZeroU32::MIN.saturating_add(4)),
+            mixed_step_tokens: (!prefix_cache).then_some(NonZeroU32::MIN.saturating_add(4)),
             tenant_cached_blocks: BLOCKS / 4,
             ..SchedulerConfig::decode(limits, Duration::from_secs(5))
         };

@@ -35,17 +35,19 @@ impl Scheduler {
             step_tokens = step_tokens.min(self.step_cost.prompt_tokens_within(target));
             budget = budget.min(step_tokens);
         }
+        let whole_budget = budget;
+        if let (Some(mixed), false) = (self.config.mixed_step_tokens, self.plan.is_empty()) {
+            budget = budget.min(mixed.get());
+        }
+        let prompts_budget = budget;
+        self.plan_resumed(&mut budget);
         let mut others = self.entries.values().filter(|entry| entry.schedulable() > 0);
         let is_alone = others.next().is_some() && others.next().is_none();
-        if let (Some(shared), false) = (self.config.shared_step_tokens, is_alone) {
-            budget = budget.min(shared.get());
-        }
-        self.plan_resumed(&mut budget);
         if !is_alone {
             self.plan_short_prompts(now, &mut budget, step_tokens);
         }
         self.plan_prompts(now, &mut budget, is_alone);
-        self.plan_drafts(budget);
+        self.plan_drafts(whole_budget - (prompts_budget - budget));
         self.grant();
         self.step_began = self.config.step_target.map(|_| now);
         self.running_step()
@@ -98,28 +100,29 @@ impl Scheduler {
         }
     }
 
-    /// Prompts that are short, interactive ones first, as far as their share goes: they overtake what came before them. A step has
-    /// room for `step_tokens`.
+    /// Prompts that are short, interactive ones first, as far as their share goes: they overtake what came before them and fills the
+    /// step. A whole step has room for `step_tokens`.
     fn plan_short_prompts(&mut self, now: Time, budget: &mut u32, step_tokens: u32) {
         let short = permits_kept_for_short(step_tokens);
         // Of what decode rows leave: an older long prompt must not get less than the rest of it.
-        let whole_share = share_of_short_prompts(*budget);
-        let mut share = whole_share;
-        // Where a long prompt fills the step, a short one gets the share of this step, and the rest in the next one.
-        let pending = |entry: &Entry| entry.choices[0].sequence.pending();
-        let mut prompts = self.entries.values().filter(|entry| entry.is_running_prompt());
-        let is_filled = prompts.any(|entry| pending(entry) >= *budget && u64::from(pending(entry)) > short);
+        let mut share = share_of_short_prompts(*budget);
+        let whole_budget = *budget;
         for lane in [Lane::Interactive, Lane::Batch] {
-            for (serial, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.request.lane == lane) {
-                let pending = pending(entry);
-                let fits = pending <= share || (is_filled && share == whole_share);
+            // Of prompts that came before.
+            let mut ahead = 0_u32;
+            for (serial, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.is_running_prompt()) {
+                let pending = entry.choices[0].sequence.pending();
+                // One that is whole in this step in any case, or is the oldest, overtakes nobody. One that is longer than the share gets
+                // its rest in later steps.
+                let waits = ahead > 0 && ahead.saturating_add(pending) > whole_budget;
                 let tokens = pending.min(share);
-                if entry.is_running_prompt() && u64::from(pending) <= short && fits && tokens > 0 {
+                if entry.request.lane == lane && waits && u64::from(pending) <= short && tokens > 0 {
                     entry.chunk_planned(now);
                     self.plan.push(entry.row((*serial, 0), tokens));
                     share -= tokens;
                     *budget -= tokens;
                 }
+                ahead = ahead.saturating_add(pending);
             }
         }
     }

@@ -103,7 +103,7 @@ pub(super) fn scheduler_of(scenario: &Scenario, role: AssignedRole) -> Scheduler
     };
     Scheduler::new(SchedulerConfig {
         step_target: nodes.step_target,
-        shared_step_tokens: nodes.shared_step_tokens,
+        mixed_step_tokens: nodes.mixed_step_tokens,
         ..config
     })
 }

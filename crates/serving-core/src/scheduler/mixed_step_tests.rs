@@ -1,4 +1,4 @@
-//! Steps that several sequences share: how many tokens of prompts they have.
+//! Mixed steps, in which sequences decode and prompts are computed: how many tokens of prompts they have.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::ids::{Attempt, NodeEpoch};
 use crate::scheduler::{Admission, Work};
 
 const STEP: u32 = 100;
-const SHARED: u32 = 40;
+const MIXED: u32 = 40;
 
 fn scheduler() -> Scheduler {
     let limits = NodeLimits {
@@ -17,7 +17,7 @@ fn scheduler() -> Scheduler {
         ..limits(2_000)
     };
     Scheduler::new(SchedulerConfig {
-        shared_step_tokens: NonZeroU32::new(SHARED),
+        mixed_step_tokens: NonZeroU32::new(MIXED),
         ..SchedulerConfig::decode(limits, Duration::from_secs(5))
     })
 }
@@ -52,41 +52,35 @@ fn a_prompt_that_is_alone_fills_the_step_and_one_beside_an_answer_does_not() {
     assert_eq!(step(&mut scheduler), [(1, 50)]);
     admit(&mut scheduler, 2, 150, 4);
     for _ in 0..3 {
-        assert_eq!(step(&mut scheduler), [(1, 1), (2, SHARED)]);
+        assert_eq!(step(&mut scheduler), [(1, 1), (2, MIXED)]);
     }
     assert_eq!(step(&mut scheduler), [(2, 30)], "the answer is over");
 }
 
 #[test]
-fn prompts_end_one_after_the_other_in_steps_that_they_share() {
+fn short_prompts_overtake_a_long_one_by_the_share_of_each_step() {
     let mut scheduler = scheduler();
-    for id in 1..=3 {
-        admit(&mut scheduler, id, 30, 1);
-    }
-    assert_eq!(step(&mut scheduler), [(1, 30), (2, 10)]);
-    // What is left of the second one is short, as measured by a whole step.
-    assert_eq!(step(&mut scheduler), [(2, 20), (3, 20)]);
-    assert_eq!(step(&mut scheduler), [(3, 10)]);
-    for id in 4..=5 {
-        admit(&mut scheduler, id, SHARED, 1);
-    }
-    assert_eq!(
-        step(&mut scheduler),
-        [(4, SHARED)],
-        "the first one fills the step, and is no long one"
-    );
+    admit(&mut scheduler, 1, 4, 1_000);
+    step(&mut scheduler);
+    admit(&mut scheduler, 2, 1_000, 1);
+    assert_eq!(step(&mut scheduler), [(1, 1), (2, MIXED)]);
+    admit(&mut scheduler, 3, 20, 1);
+    admit(&mut scheduler, 4, 20, 1);
+    // A fifth of the 40, as long as it takes; what the one leaves of it is the other's.
+    assert_eq!(step(&mut scheduler), [(1, 1), (3, 8), (2, 32)]);
+    assert_eq!(step(&mut scheduler), [(1, 1), (3, 8), (2, 32)]);
+    assert_eq!(step(&mut scheduler), [(1, 1), (3, 4), (4, 4), (2, 32)]);
+    assert_eq!(step(&mut scheduler), [(1, 1), (4, 8), (2, 32)]);
 }
 
 #[test]
-fn a_short_prompt_still_overtakes_a_long_one() {
+fn the_rest_of_an_old_prompt_is_not_held_up_by_a_younger_long_one() {
     let mut scheduler = scheduler();
-    admit(&mut scheduler, 1, 1_000, 1);
-    assert_eq!(step(&mut scheduler), [(1, 100)]);
-    admit(&mut scheduler, 2, 30, 1);
-    // A fifth of the step, as long as it takes.
-    for _ in 0..3 {
-        assert_eq!(step(&mut scheduler), [(2, 8), (1, 32)]);
-    }
-    assert_eq!(step(&mut scheduler), [(2, 6), (1, 34)]);
-    assert_eq!(step(&mut scheduler), [(1, 100)]);
+    admit(&mut scheduler, 1, 4, 1_000);
+    step(&mut scheduler);
+    admit(&mut scheduler, 2, 70, 1);
+    assert_eq!(step(&mut scheduler), [(1, 1), (2, MIXED)]);
+    admit(&mut scheduler, 3, 1_000, 1);
+    // 30 tokens are left: a short prompt, but the oldest.
+    assert_eq!(step(&mut scheduler), [(1, 1), (2, 30), (3, 10)]);
 }
