@@ -81,9 +81,9 @@ pub struct NodeConfig {
     /// Tokens in one step; longer prompts are computed in chunks
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_num_batched_tokens: u32,
-    /// Tokens of prompts in a mixed step, one in which sequences decode, too: these wait for all of it, and the CPU computes 128 tokens
-    /// nearly as fast as more. Default: 128 on the CPU, on GPUs no limit of its own
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    /// Tokens of prompts in a mixed step, one in which sequences decode, too: these wait for all of it, and the CPU gains
+    /// little by more than 128. Default: 128 on the CPU, on GPUs no limit of its own
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(16..=65_536))]
     pub mixed_step_tokens: Option<u32>,
     /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what the steps before took, and
     /// at least a block. The gaps of streams then stay near this time, and prompts take longer. Default: no target, only

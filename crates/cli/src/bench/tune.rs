@@ -30,12 +30,14 @@ Examples:
   baton bench tune --rate 4                            all knobs on 1p1d with smollm2-135m
   baton bench tune --topology 2c --rate 4 --try-max-num-batched-tokens 64,128,256,512
   baton bench tune --engine stand-in --rate 20 --out tuning
-First each value of max_num_batched_tokens is tried, then, with the best of them, each value of max_num_seqs, and then each value
+First each value of max_num_batched_tokens is tried, with mixed_step_tokens the same, then, with the best of them, each value of max_num_seqs, and then each value
 of itl_target_ms where nodes compute prompts and decode. A point is better when its goodput is more than 5 % higher; else the one
 whose p99s are farther below their limits. Rejected points are kept.";
 
 /// Goodputs that differ by less are equal. One request more or less is as much in a short run.
 const EQUAL_SHARE: f64 = 0.05;
+/// What nodes take at least.
+const MIXED_STEP_TOKENS_MIN: u32 = 16;
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, Args)]
@@ -80,6 +82,8 @@ pub struct TuneArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Knobs {
     max_num_batched_tokens: Option<u32>,
+    /// Tried together with the step budget.
+    mixed_step_tokens: Option<u32>,
     max_num_seqs: Option<u32>,
     itl_target_ms: Option<u32>,
 }
@@ -95,6 +99,7 @@ impl Knobs {
     fn of(settings: &ClusterSettings) -> Self {
         Self {
             max_num_batched_tokens: settings.max_num_batched_tokens,
+            mixed_step_tokens: settings.mixed_step_tokens,
             max_num_seqs: settings.max_num_seqs,
             itl_target_ms: settings.itl_target_ms,
         }
@@ -102,7 +107,10 @@ impl Knobs {
 
     fn with(mut self, knob: Knob, value: u32) -> Self {
         let turned = match knob {
-            Knob::MaxNumBatchedTokens => &mut self.max_num_batched_tokens,
+            Knob::MaxNumBatchedTokens => {
+                self.mixed_step_tokens = Some(value.max(MIXED_STEP_TOKENS_MIN));
+                &mut self.max_num_batched_tokens
+            }
             Knob::MaxNumSeqs => &mut self.max_num_seqs,
             Knob::ItlTargetMs => &mut self.itl_target_ms,
         };
@@ -202,6 +210,7 @@ fn point(knobs: Knobs, run: &Run, slo: &Slo) -> TuningPoint {
     let summary = Summary::of(run, slo);
     let settings = [
         ("max_num_batched_tokens", knobs.max_num_batched_tokens),
+        ("mixed_step_tokens", knobs.mixed_step_tokens),
         ("max_num_seqs", knobs.max_num_seqs),
         ("itl_target_ms", knobs.itl_target_ms),
     ];
@@ -243,6 +252,7 @@ async fn one(
 ) -> anyhow::Result<Option<Run>> {
     options.settings = ClusterSettings {
         max_num_batched_tokens: knobs.max_num_batched_tokens,
+        mixed_step_tokens: knobs.mixed_step_tokens,
         max_num_seqs: knobs.max_num_seqs,
         itl_target_ms: knobs.itl_target_ms,
         ..args.settings.clone()

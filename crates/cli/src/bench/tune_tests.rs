@@ -130,6 +130,7 @@ async fn the_time_of_a_step_is_tried_last_and_only_where_nodes_compute_prompts_a
         let (points, _) = outcome.await.expect("points");
         let all = Knobs {
             max_num_batched_tokens: Some(64),
+            mixed_step_tokens: Some(64),
             max_num_seqs: Some(4),
             itl_target_ms: None,
         };

@@ -167,7 +167,7 @@ impl Sweep {
     }
 }
 
-/// Step budgets that are tried. The nodes' default is the largest: larger ones make the gaps of running streams longer.
+/// Step budgets that are tried, with and without running streams. The nodes' default is the largest, and beside streams the second: larger ones make the gaps of running streams longer.
 const CHUNKS: [u32; 3] = [64, 128, MAX_NUM_BATCHED_TOKENS];
 /// Prefill nodes have no running streams, so that a small budget only costs them time.
 const CHUNKS_OF_PREFILL: [u32; 2] = [128, MAX_NUM_BATCHED_TOKENS];
@@ -186,6 +186,7 @@ pub(super) fn sweep(kind: ArmKind, cores: u32, threshold: u32) -> anyhow::Result
             let points = counts.into_iter().flat_map(|nodes| {
                 CHUNKS.map(|chunk| Point {
                     max_num_batched_tokens: chunk,
+                    mixed_step_tokens: Some(chunk),
                     ..Point::co_located(nodes)
                 })
             });
@@ -207,6 +208,7 @@ pub(super) fn sweep(kind: ArmKind, cores: u32, threshold: u32) -> anyhow::Result
                     local_prefill_below_tokens: tokens,
                     // What the decode node computes itself is cut as in a co-located node.
                     max_num_batched_tokens: CHUNKS[1],
+                    mixed_step_tokens: Some(CHUNKS[1]),
                     ..base
                 })
             });

@@ -136,7 +136,7 @@ pub struct ClusterSettings {
     #[arg(long, value_name = "N")]
     pub max_num_batched_tokens: Option<u32>,
     /// Tokens of prompts in a step in which sequences decode, too [default: 128 on the CPU, on GPUs no limit of its own].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=65_536))]
     pub mixed_step_tokens: Option<u32>,
     /// How long a step may take while sequences decode, in milliseconds: prompts get what fits [default: no target].
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::test_kit::{limits, request, sample};
+use super::test_kit::{limits, repetitive, request, sample, sample_by};
 use super::*;
 use crate::ids::{Attempt, NodeEpoch};
+use crate::request::{Lane, Request};
 use crate::scheduler::{Admission, Work};
 
 const STEP: u32 = 100;
@@ -23,8 +24,12 @@ fn scheduler() -> Scheduler {
 }
 
 fn admit(scheduler: &mut Scheduler, id: u128, prompt: u32, outputs: u32) {
+    admit_request(scheduler, request(id, prompt, outputs));
+}
+
+fn admit_request(scheduler: &mut Scheduler, request: Request) {
     let admission = Admission {
-        request: Arc::new(request(id, prompt, outputs)),
+        request: Arc::new(request),
         attempt: Attempt(0),
         permits: 1,
         coordinator: NodeEpoch(1),
@@ -78,9 +83,63 @@ fn the_rest_of_an_old_prompt_is_not_held_up_by_a_younger_long_one() {
     let mut scheduler = scheduler();
     admit(&mut scheduler, 1, 4, 1_000);
     step(&mut scheduler);
-    admit(&mut scheduler, 2, 70, 1);
+    admit(&mut scheduler, 2, 80, 1);
     assert_eq!(step(&mut scheduler), [(1, 1), (2, MIXED)]);
+    scheduler.config.mixed_step_tokens = NonZeroU32::new(20);
     admit(&mut scheduler, 3, 1_000, 1);
-    // 30 tokens are left: a short prompt, but the oldest.
+    // 40 tokens are left: a short prompt that fills two steps, but the oldest.
+    assert_eq!(step(&mut scheduler), [(1, 1), (2, 20)]);
+    assert_eq!(step(&mut scheduler), [(1, 1), (2, 20)]);
+    assert_eq!(step(&mut scheduler), [(1, 1), (3, 20)]);
+}
+
+#[test]
+fn short_prompts_overtake_no_short_ones_and_leave_no_room_unused() {
+    let mut scheduler = scheduler();
+    admit(&mut scheduler, 1, 4, 1_000);
+    step(&mut scheduler);
+    for id in 2..=4 {
+        admit(&mut scheduler, id, 30, 1);
+    }
     assert_eq!(step(&mut scheduler), [(1, 1), (2, 30), (3, 10)]);
+    admit(&mut scheduler, 5, 1_000, 1);
+    admit(&mut scheduler, 6, 20, 1);
+    // Of the second, 20 are left. Those before the long one have all of the step.
+    assert_eq!(step(&mut scheduler), [(1, 1), (3, 20), (4, 20)]);
+    assert_eq!(step(&mut scheduler), [(1, 1), (6, 8), (4, 10), (5, 22)]);
+}
+
+#[test]
+fn interactive_prompts_take_the_share_before_batch_ones() {
+    let mut scheduler = scheduler();
+    admit(&mut scheduler, 1, 4, 1_000);
+    step(&mut scheduler);
+    admit(&mut scheduler, 2, 1_000, 1);
+    step(&mut scheduler);
+    let mut batch = request(3, 20, 1);
+    batch.lane = Lane::Batch;
+    admit_request(&mut scheduler, batch);
+    admit(&mut scheduler, 4, 6, 1);
+    assert_eq!(step(&mut scheduler), [(1, 1), (4, 6), (3, 2), (2, 32)]);
+}
+
+#[test]
+fn guesses_have_what_the_whole_step_leaves() {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        mixed_step_tokens: NonZeroU32::new(2),
+        speculative_tokens: 8,
+        ..scheduler().config
+    });
+    admit(&mut scheduler, 1, 4, 1_000);
+    admit(&mut scheduler, 2, 1_000, 1);
+    let guessed = (0..60).any(|_| {
+        let limits = scheduler.config.limits;
+        let plan = scheduler.next_step(Time::ZERO).expect("there is work");
+        let drafts = plan.rows().iter().map(|row| row.drafts).max();
+        let is_mixed = plan.rows().len() == 2 && plan.prompt_token_count() == 2;
+        let mut sampled = sample_by(repetitive, &plan, &limits);
+        scheduler.step_done(Time::ZERO, &mut sampled);
+        is_mixed && drafts > Some(2)
+    });
+    assert!(guessed, "more guesses in a step than it has tokens of prompts");
 }

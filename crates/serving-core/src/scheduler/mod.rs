@@ -114,7 +114,8 @@ pub struct SchedulerConfig {
     /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what earlier steps took, and at
     /// least a block. `None`: as many as the other limits leave.
     pub step_target: Option<Duration>,
-    /// Tokens of prompts in a mixed step, one in which sequences decode. Guesses do not count. `None`: as many as `max_batch_tokens` leaves.
+    /// Tokens in a mixed step, one in which sequences decode, of prompts and of what preempted sequences compute again. Guesses do not
+    /// count. `None`: as many as `max_batch_tokens` leaves.
     pub mixed_step_tokens: Option<NonZeroU32>,
     /// The most tokens that a sequence guesses at once, see `drafts.rs`. 0: it guesses none.
     pub speculative_tokens: u32,
@@ -122,8 +123,8 @@ pub struct SchedulerConfig {
     pub tenant_cached_blocks: u32,
 }
 
-/// What a node with the CPU engine has as `mixed_step_tokens` if nobody says otherwise. With SmolLM2-135M on two cores, chunks of 128 are computed
-/// nearly as fast as chunks of 512 (docs/measurements/latency.md).
+/// What a node with the CPU engine has as `mixed_step_tokens` if nobody says otherwise. With SmolLM2-135M, chunks of 128 are computed as
+/// fast as chunks of 512 with one thread, and up to a sixth more slowly with two (docs/measurements/latency.md).
 pub const MIXED_STEP_TOKENS_ON_CPU: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
 
 /// A hold that progress restarts ends after this many times its length all the same, or with its request's deadline: a decode

@@ -24,8 +24,8 @@ pub(crate) fn share_of_short_prompts(budget: u32) -> u32 {
     budget / SHORT_PROMPTS_SHARE
 }
 
-/// Prompt tokens that a prefill node goes on granting while a long prompt computes. A prompt of no more tokens is short: two
-/// steps compute it.
+/// Prompt tokens that a prefill node goes on granting while a long prompt computes. A prompt of no more tokens is short: the
+/// shares of two whole steps compute it. Steps with decode rows may have smaller shares, and take more of them.
 pub(crate) fn permits_kept_for_short(max_batch_tokens: u32) -> u64 {
     PREFILL_STEPS_AHEAD * u64::from(share_of_short_prompts(max_batch_tokens))
 }

@@ -17,6 +17,8 @@ use crate::request::{AttemptKey, Request, TokenEvent};
 use crate::time::Time;
 
 const BLOCKS: u32 = 12;
+/// Of a mixed step, where it has a limit.
+const MIXED: u32 = 5;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -94,6 +96,8 @@ struct DecodeWorld {
     /// Transfers whose closing is not answered, with the blocks a late frame may still write.
     closing: BTreeMap<TransferId, Vec<BlockId>>,
     next_id: u128,
+    /// Whether steps with decode rows have a limit of prompt tokens.
+    is_limited: bool,
 }
 
 impl DecodeWorld {
@@ -105,7 +109,7 @@ impl DecodeWorld {
         };
         let config = SchedulerConfig {
             speculative_tokens: if guesses { 4 } else { 0 },
-            mixed_step_tokens: (!prefix_cache).then_some(NonZeroU32::MIN.saturating_add(4)),
+            mixed_step_tokens: if prefix_cache { None } else { NonZeroU32::new(MIXED) },
             tenant_cached_blocks: BLOCKS / 4,
             ..SchedulerConfig::decode(limits, Duration::from_secs(5))
         };
@@ -120,6 +124,7 @@ impl DecodeWorld {
             produced: BTreeMap::new(),
             closing: BTreeMap::new(),
             next_id: 1,
+            is_limited: !prefix_cache,
         }
     }
 
@@ -244,6 +249,14 @@ impl DecodeWorld {
             self.scheduler.next_step(self.now);
             return;
         };
+        let chunks = plan.prompt_token_count();
+        let decodes =
+            |(index, row): (usize, &PlannedRow)| !row.is_chunk() && row.draws > 0 && plan.output_index(index).0 > 0;
+        let is_mixed = plan.rows().iter().enumerate().any(decodes);
+        assert!(
+            !self.is_limited || !is_mixed || chunks <= MIXED,
+            "{chunks} tokens of prompts beside rows that decode"
+        );
         self.kv.run(&plan);
         let mut sampled = sample_by(self.model, &plan, &limits);
         if breaks {

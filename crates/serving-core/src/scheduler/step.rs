@@ -100,23 +100,26 @@ impl Scheduler {
         }
     }
 
-    /// Prompts that are short, interactive ones first, as far as their share goes: they overtake what came before them and fills the
-    /// step. A whole step has room for `step_tokens`.
+    /// Short prompts behind a long one that leaves them less of this step than their share is, interactive ones first. Those that came before
+    /// all long ones lose nothing. A step without decode rows has room for `step_tokens`.
     fn plan_short_prompts(&mut self, now: Time, budget: &mut u32, step_tokens: u32) {
         let short = permits_kept_for_short(step_tokens);
-        // Of what decode rows leave: an older long prompt must not get less than the rest of it.
-        let mut share = share_of_short_prompts(*budget);
         let whole_budget = *budget;
+        let pending = |entry: &Entry| entry.choices[0].sequence.pending();
+        let is_short = |pending: u32| u64::from(pending) <= short;
+        let prompts = self.entries.values().filter(|entry| entry.is_running_prompt());
+        let before_all_long: u32 = prompts.map(pending).take_while(|pending| is_short(*pending)).sum();
+        // Of what decode rows leave: an older long prompt must not get less than the rest of it.
+        let mut share = share_of_short_prompts(whole_budget).min(whole_budget.saturating_sub(before_all_long));
         for lane in [Lane::Interactive, Lane::Batch] {
-            // Of prompts that came before.
+            // Tokens of prompts that came before.
             let mut ahead = 0_u32;
             for (serial, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.is_running_prompt()) {
-                let pending = entry.choices[0].sequence.pending();
-                // One that is whole in this step in any case, or is the oldest, overtakes nobody. One that is longer than the share gets
-                // its rest in later steps.
-                let waits = ahead > 0 && ahead.saturating_add(pending) > whole_budget;
+                let pending = pending(entry);
+                // One that is longer than the share gets its rest in later steps.
                 let tokens = pending.min(share);
-                if entry.request.lane == lane && waits && u64::from(pending) <= short && tokens > 0 {
+                let gains = whole_budget.saturating_sub(ahead) < tokens;
+                if entry.request.lane == lane && is_short(pending) && gains {
                     entry.chunk_planned(now);
                     self.plan.push(entry.row((*serial, 0), tokens));
                     share -= tokens;
