@@ -9,6 +9,7 @@ mod memory;
 mod options;
 mod process;
 mod ready;
+mod secret;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,10 +26,9 @@ pub(crate) use before_start::Refused;
 use etcd::LocalEtcd;
 pub(crate) use log_file::{path as log_path, path_before as log_path_before};
 pub use membership::LocalMembership;
-pub use options::{
-    ClusterEvent, ClusterSecret, ClusterSettings, LocalClusterOptions, Observer, ProcessKind, ProcessSpec,
-};
+pub use options::{ClusterEvent, ClusterSettings, LocalClusterOptions, Observer, ProcessKind, ProcessSpec};
 use process::{Process, ProcessState};
+pub use secret::ClusterSecret;
 
 /// etcd elects a leader within a second and restarts in a few. One that takes longer is not there.
 const ETCD_ANSWERS_WITHIN: Duration = Duration::from_secs(5);

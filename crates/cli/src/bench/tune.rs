@@ -30,8 +30,8 @@ Examples:
   baton bench tune --rate 4                            all knobs on 1p1d with smollm2-135m
   baton bench tune --topology 2c --rate 4 --try-max-num-batched-tokens 64,128,256,512
   baton bench tune --engine stand-in --rate 20 --out tuning
-First each value of max_num_batched_tokens is tried, with mixed_step_tokens the same, then, with the best of them, each value of max_num_seqs, and then each value
-of itl_target_ms where nodes compute prompts and decode. A point is better when its goodput is more than 5 % higher; else the one
+First each value of max_num_batched_tokens is tried, with mixed_step_tokens the same, then, with the best of them, each value of
+max_num_seqs, and then each value of itl_target_ms where nodes compute prompts and decode. A point is better when its goodput is more than 5 % higher; else the one
 whose p99s are farther below their limits. Rejected points are kept.";
 
 /// Goodputs that differ by less are equal. One request more or less is as much in a short run.

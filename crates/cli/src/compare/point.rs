@@ -167,7 +167,8 @@ impl Sweep {
     }
 }
 
-/// Step budgets that are tried, with and without running streams. The nodes' default is the largest, and beside streams the second: larger ones make the gaps of running streams longer.
+/// Step budgets that are tried, with and without running streams. The nodes' defaults are the largest, and beside streams the second:
+/// larger ones make the gaps of the streams longer.
 const CHUNKS: [u32; 3] = [64, 128, MAX_NUM_BATCHED_TOKENS];
 /// Prefill nodes have no running streams, so that a small budget only costs them time.
 const CHUNKS_OF_PREFILL: [u32; 2] = [128, MAX_NUM_BATCHED_TOKENS];

@@ -15,6 +15,7 @@ use service_runtime::announce::Listening;
 
 use super::flags::Flags;
 use super::membership::LocalMembership;
+use super::secret::ClusterSecret;
 use crate::topology::Topology;
 
 /// Loading 98 MB takes a second. A model ten times as large still loads within two minutes.
@@ -83,36 +84,6 @@ impl LocalClusterOptions {
             start_within: START_WITHIN,
             observer: Observer::default(),
         }
-    }
-}
-
-/// A secret that only the nodes of one start know. They get it in the environment, which other users cannot read, and never
-/// on a command line, which they can.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ClusterSecret(String);
-
-impl ClusterSecret {
-    /// The nodes' `shm_direct_secret`.
-    const VARIABLE: &'static str = "BATON_SHM_DIRECT_SECRET";
-
-    fn draw() -> Self {
-        let word: [u8; 32] = rand::random();
-        Self(word.iter().map(|byte| format!("{byte:02x}")).collect())
-    }
-
-    /// The variable to add to a process's environment. When the user has set the variable, even to nothing (no direct
-    /// mode), that counts.
-    pub(super) fn variable(&self, kind: ProcessKind, set: &[(String, String)]) -> Option<(&'static str, &str)> {
-        let is_decided =
-            set.iter().any(|(name, _)| name == Self::VARIABLE) || std::env::var_os(Self::VARIABLE).is_some();
-        let is_wanted = matches!(kind, ProcessKind::Prefill | ProcessKind::Decode) && !is_decided;
-        is_wanted.then_some((Self::VARIABLE, self.0.as_str()))
-    }
-}
-
-impl fmt::Debug for ClusterSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("redacted")
     }
 }
 

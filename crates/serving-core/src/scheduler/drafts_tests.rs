@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::ids::{Attempt, ChoiceIndex, NodeEpoch};
+use crate::ids::ChoiceIndex;
 use crate::request::{OutputConstraint, Request};
-use crate::scheduler::test_kit::{Model, limits, model, repetitive, request, sample_by};
-use crate::scheduler::{Admission, DraftCounts, SchedulerConfig, SchedulerEvent, Work};
+use crate::scheduler::test_kit::{Model, admit_whole, limits, model, repetitive, request, sample_by};
+use crate::scheduler::{DraftCounts, SchedulerConfig, SchedulerEvent};
 
 fn ids(numbers: &[u32]) -> Vec<TokenId> {
     numbers.iter().copied().map(TokenId).collect()
@@ -44,14 +44,7 @@ fn scheduler(speculative_tokens: u32) -> Scheduler {
 }
 
 fn admit(scheduler: &mut Scheduler, request: Request) {
-    let admission = Admission {
-        request: Arc::new(request),
-        attempt: Attempt(0),
-        permits: 1,
-        coordinator: NodeEpoch(1),
-        work: Work::Whole,
-    };
-    scheduler.admit(Time::ZERO, admission).expect("there is room");
+    admit_whole(scheduler, Time::ZERO, request);
 }
 
 /// What came of the requests: their tokens in order, the counts of their reports, and how many steps it took.

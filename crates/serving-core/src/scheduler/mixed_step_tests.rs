@@ -1,12 +1,8 @@
 //! Mixed steps, in which sequences decode and prompts are computed: how many tokens of prompts they have.
 
-use std::sync::Arc;
-
-use super::test_kit::{limits, repetitive, request, sample, sample_by};
+use super::test_kit::{admit_whole, limits, repetitive, request, sample, sample_by};
 use super::*;
-use crate::ids::{Attempt, NodeEpoch};
-use crate::request::{Lane, Request};
-use crate::scheduler::{Admission, Work};
+use crate::request::Lane;
 
 const STEP: u32 = 100;
 const MIXED: u32 = 40;
@@ -23,19 +19,16 @@ fn scheduler() -> Scheduler {
     })
 }
 
-fn admit(scheduler: &mut Scheduler, id: u128, prompt: u32, outputs: u32) {
-    admit_request(scheduler, request(id, prompt, outputs));
+/// With a stream that decodes.
+fn scheduler_that_decodes() -> Scheduler {
+    let mut scheduler = scheduler();
+    admit(&mut scheduler, 1, 4, 1_000);
+    step(&mut scheduler);
+    scheduler
 }
 
-fn admit_request(scheduler: &mut Scheduler, request: Request) {
-    let admission = Admission {
-        request: Arc::new(request),
-        attempt: Attempt(0),
-        permits: 1,
-        coordinator: NodeEpoch(1),
-        work: Work::Whole,
-    };
-    scheduler.admit(Time::ZERO, admission).expect("it fits");
+fn admit(scheduler: &mut Scheduler, id: u128, prompt: u32, outputs: u32) {
+    admit_whole(scheduler, Time::ZERO, request(id, prompt, outputs));
 }
 
 /// The requests of the next step, each with its tokens.
@@ -64,9 +57,7 @@ fn a_prompt_that_is_alone_fills_the_step_and_one_beside_an_answer_does_not() {
 
 #[test]
 fn short_prompts_overtake_a_long_one_by_the_share_of_each_step() {
-    let mut scheduler = scheduler();
-    admit(&mut scheduler, 1, 4, 1_000);
-    step(&mut scheduler);
+    let mut scheduler = scheduler_that_decodes();
     admit(&mut scheduler, 2, 1_000, 1);
     assert_eq!(step(&mut scheduler), [(1, 1), (2, MIXED)]);
     admit(&mut scheduler, 3, 20, 1);
@@ -80,9 +71,7 @@ fn short_prompts_overtake_a_long_one_by_the_share_of_each_step() {
 
 #[test]
 fn the_rest_of_an_old_prompt_is_not_held_up_by_a_younger_long_one() {
-    let mut scheduler = scheduler();
-    admit(&mut scheduler, 1, 4, 1_000);
-    step(&mut scheduler);
+    let mut scheduler = scheduler_that_decodes();
     admit(&mut scheduler, 2, 80, 1);
     assert_eq!(step(&mut scheduler), [(1, 1), (2, MIXED)]);
     scheduler.config.mixed_step_tokens = NonZeroU32::new(20);
@@ -95,9 +84,7 @@ fn the_rest_of_an_old_prompt_is_not_held_up_by_a_younger_long_one() {
 
 #[test]
 fn short_prompts_overtake_no_short_ones_and_leave_no_room_unused() {
-    let mut scheduler = scheduler();
-    admit(&mut scheduler, 1, 4, 1_000);
-    step(&mut scheduler);
+    let mut scheduler = scheduler_that_decodes();
     for id in 2..=4 {
         admit(&mut scheduler, id, 30, 1);
     }
@@ -111,14 +98,12 @@ fn short_prompts_overtake_no_short_ones_and_leave_no_room_unused() {
 
 #[test]
 fn interactive_prompts_take_the_share_before_batch_ones() {
-    let mut scheduler = scheduler();
-    admit(&mut scheduler, 1, 4, 1_000);
-    step(&mut scheduler);
+    let mut scheduler = scheduler_that_decodes();
     admit(&mut scheduler, 2, 1_000, 1);
     step(&mut scheduler);
     let mut batch = request(3, 20, 1);
     batch.lane = Lane::Batch;
-    admit_request(&mut scheduler, batch);
+    admit_whole(&mut scheduler, Time::ZERO, batch);
     admit(&mut scheduler, 4, 6, 1);
     assert_eq!(step(&mut scheduler), [(1, 1), (4, 6), (3, 2), (2, 32)]);
 }

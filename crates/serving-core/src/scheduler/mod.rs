@@ -124,7 +124,7 @@ pub struct SchedulerConfig {
 }
 
 /// What a node with the CPU engine has as `mixed_step_tokens` if nobody says otherwise. With SmolLM2-135M, chunks of 128 are computed as
-/// fast as chunks of 512 with one thread, and up to a sixth more slowly with two (docs/measurements/latency.md).
+/// fast as chunks of 512 with one thread, and about a sixth more slowly with two (docs/measurements/latency.md).
 pub const MIXED_STEP_TOKENS_ON_CPU: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
 
 /// A hold that progress restarts ends after this many times its length all the same, or with its request's deadline: a decode

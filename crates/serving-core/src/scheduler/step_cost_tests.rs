@@ -1,11 +1,8 @@
 //! Steps on machines of known cost: how long those come to take that have prompts and rows that decode.
 
-use std::sync::Arc;
-
 use super::*;
-use crate::ids::{Attempt, NodeEpoch};
-use crate::scheduler::test_kit::{key, limits, request, sample};
-use crate::scheduler::{Admission, NodeLimits, Scheduler, SchedulerConfig, Work};
+use crate::scheduler::test_kit::{admit_whole, key, limits, request, sample};
+use crate::scheduler::{NodeLimits, Scheduler, SchedulerConfig};
 use crate::time::Time;
 
 const TARGET: Duration = Duration::from_millis(40);
@@ -119,14 +116,7 @@ impl Machine {
     }
 
     fn admit(&mut self, id: u128, prompt: u32, outputs: u32) {
-        let admission = Admission {
-            request: Arc::new(request(id, prompt, outputs)),
-            attempt: Attempt(0),
-            permits: 1,
-            coordinator: NodeEpoch(1),
-            work: Work::Whole,
-        };
-        self.scheduler.admit(self.now, admission).expect("it fits");
+        admit_whole(&mut self.scheduler, self.now, request(id, prompt, outputs));
     }
 
     /// For each step the tokens of the request.

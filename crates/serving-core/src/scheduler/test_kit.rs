@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{NodeLimits, SampledToken, StepPlan};
-use crate::ids::{Attempt, BlockId, ChoiceIndex, RequestId, TokenId};
+use super::{Admission, NodeLimits, SampledToken, Scheduler, StepPlan, Work};
+use crate::ids::{Attempt, BlockId, ChoiceIndex, NodeEpoch, RequestId, TokenId};
 use crate::request::{AttemptKey, Lane, Request, SamplingParams, StopConditions};
+use crate::time::Time;
 
 pub const VOCAB: u32 = 1000;
 
@@ -49,6 +50,18 @@ pub fn request(id: u128, prompt: u32, max_tokens: u32) -> Request {
         lane: Lane::Interactive,
         time_limit: Duration::from_secs(60),
     }
+}
+
+/// Lets in a request that the node computes from its prompt to its last token.
+pub fn admit_whole(scheduler: &mut Scheduler, now: Time, request: Request) {
+    let admission = Admission {
+        request: Arc::new(request),
+        attempt: Attempt(0),
+        permits: 1,
+        coordinator: NodeEpoch(1),
+        work: Work::Whole,
+    };
+    scheduler.admit(now, admission).expect("it fits");
 }
 
 pub fn key(id: u128) -> AttemptKey {

@@ -77,7 +77,7 @@ impl World<'_> {
     fn environment(&self) -> BTreeMap<String, serde_json::Value> {
         let scenario = self.scenario;
         let (limits, cluster, costs) = (&scenario.nodes.limits, &scenario.cluster, &scenario.costs);
-        let (step_target, shared) = (scenario.nodes.step_target, scenario.nodes.mixed_step_tokens);
+        let (step_target, mixed) = (scenario.nodes.step_target, scenario.nodes.mixed_step_tokens);
         let interventions: Vec<String> = scenario.interventions.iter().map(ToString::to_string).collect();
         let facts: [(&str, serde_json::Value); 16] = [
             ("topology", scenario.topology.to_string().into()),
@@ -93,7 +93,7 @@ impl World<'_> {
             ("block_size", limits.block_tokens.into()),
             ("max_num_seqs", limits.max_sequences.into()),
             ("max_num_batched_tokens", limits.max_batch_tokens.into()),
-            ("mixed_step_tokens", shared.map(NonZeroU32::get).into()),
+            ("mixed_step_tokens", mixed.map(NonZeroU32::get).into()),
             (
                 "itl_target_ms",
                 step_target.map(|target| target.as_millis() as u64).into(),

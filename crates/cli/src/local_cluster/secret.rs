@@ -1,0 +1,35 @@
+//! What the nodes of one start hold and nobody else.
+
+use std::fmt;
+
+use super::options::ProcessKind;
+
+/// A secret that only the nodes of one start know. They get it in the environment, which other users cannot read, and never
+/// on a command line, which they can.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClusterSecret(String);
+
+impl ClusterSecret {
+    /// The nodes' `shm_direct_secret`.
+    const VARIABLE: &'static str = "BATON_SHM_DIRECT_SECRET";
+
+    pub(super) fn draw() -> Self {
+        let word: [u8; 32] = rand::random();
+        Self(word.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// The variable to add to a process's environment. When the user has set the variable, even to nothing (no direct
+    /// mode), that counts.
+    pub(super) fn variable(&self, kind: ProcessKind, set: &[(String, String)]) -> Option<(&'static str, &str)> {
+        let is_decided =
+            set.iter().any(|(name, _)| name == Self::VARIABLE) || std::env::var_os(Self::VARIABLE).is_some();
+        let is_wanted = matches!(kind, ProcessKind::Prefill | ProcessKind::Decode) && !is_decided;
+        is_wanted.then_some((Self::VARIABLE, self.0.as_str()))
+    }
+}
+
+impl fmt::Debug for ClusterSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("redacted")
+    }
+}
