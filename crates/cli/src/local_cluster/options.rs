@@ -429,7 +429,8 @@ impl LocalClusterOptions {
 
     /// The environment that only this kind of process gets.
     pub(super) fn variables(&self, kind: ProcessKind) -> Vec<(&'static str, OsString)> {
-        let secret = self.direct_secret.variable(kind, &self.environment);
+        let hands_over = matches!(kind, ProcessKind::Prefill | ProcessKind::Decode);
+        let secret = self.direct_secret.variable(&self.environment).filter(|_| hands_over);
         let mut all: Vec<_> = secret.map(|(name, value)| (name, value.into())).into_iter().collect();
         if kind != ProcessKind::Coordinator && !self.is_set(SHARED_WEIGHTS) {
             let weights = self.weights.as_ref();

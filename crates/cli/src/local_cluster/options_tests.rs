@@ -45,17 +45,19 @@ fn every_node_gets_its_name_its_coordinator_and_only_the_settings_that_were_give
 fn each_start_has_a_secret_that_nodes_get_in_the_environment_and_nobody_sees() {
     let (ours, others) = (options("1p1d"), options("1p1d"));
     assert_ne!(ours.direct_secret, others.direct_secret);
-    let variable = |kind, set: &[_]| {
-        ours.direct_secret
-            .variable(kind, set)
-            .map(|(_, value)| value.to_owned())
+    let name = "BATON_SHM_DIRECT_SECRET";
+    let of = |options: &LocalClusterOptions, kind| {
+        let mut variables = options.variables(kind).into_iter();
+        let found = variables.find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| value.into_string().expect("it is text"))
     };
-    let secret = variable(ProcessKind::Prefill, &[]).expect("drawn");
+    let secret = of(&ours, ProcessKind::Prefill).expect("drawn");
     assert_eq!(secret.len(), 64);
-    assert_eq!(variable(ProcessKind::Decode, &[]), Some(secret.clone()));
-    assert_eq!(variable(ProcessKind::Coordinator, &[]), None);
-    let off = [("BATON_SHM_DIRECT_SECRET".to_owned(), String::new())];
-    assert_eq!(variable(ProcessKind::Decode, &off), None, "whoever sets it decides");
+    assert_eq!(of(&ours, ProcessKind::Decode), Some(secret.clone()));
+    assert_eq!(of(&ours, ProcessKind::Coordinator), None);
+    let mut decided = options("1p1d");
+    decided.environment.push((name.to_owned(), String::new()));
+    assert_eq!(of(&decided, ProcessKind::Decode), None, "whoever sets it decides");
     let shown = format!("{ours:?} {:?}", ours.nodes("127.0.0.1:7400"));
     assert!(!shown.contains(&secret), "{shown}");
 }

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::options::ProcessKind;
-
 /// A secret that only the nodes of one start know. They get it in the environment, which other users cannot read, and never
 /// on a command line, which they can.
 #[derive(Clone, PartialEq, Eq)]
@@ -18,13 +16,12 @@ impl ClusterSecret {
         Self(word.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The variable to add to a process's environment. When the user has set the variable, even to nothing (no direct
+    /// The variable to add to the environment of a prefill or decode node. When the user has set the variable, even to nothing (no direct
     /// mode), that counts.
-    pub(super) fn variable(&self, kind: ProcessKind, set: &[(String, String)]) -> Option<(&'static str, &str)> {
+    pub(super) fn variable(&self, set: &[(String, String)]) -> Option<(&'static str, &str)> {
         let is_decided =
             set.iter().any(|(name, _)| name == Self::VARIABLE) || std::env::var_os(Self::VARIABLE).is_some();
-        let is_wanted = matches!(kind, ProcessKind::Prefill | ProcessKind::Decode) && !is_decided;
-        is_wanted.then_some((Self::VARIABLE, self.0.as_str()))
+        (!is_decided).then_some((Self::VARIABLE, self.0.as_str()))
     }
 }
 
