@@ -56,8 +56,10 @@ fn main() -> Result<()> {
         None | Some("auto") => KernelChoice::Auto,
         Some("portable") => KernelChoice::Portable,
         Some("avx2") => KernelChoice::Avx2,
+        Some("avx-vnni") => KernelChoice::AvxVnni,
         Some("avx512") => KernelChoice::Avx512Vnni,
-        Some(other) => bail!("unknown kernel {other}: auto, portable, avx2 or avx512"),
+        Some("neon") => KernelChoice::NeonDotprod,
+        Some(other) => bail!("unknown kernel {other}: auto, portable, avx2, avx-vnni, avx512 or neon"),
     };
     // As the nodes of one `baton up` have their weights.
     let memory = match arguments.next().as_deref() {

@@ -145,7 +145,13 @@ fn instruction_sets_do_not_change_the_real_model() {
         ..setup(Numerics::Int8Blocks)
     });
     let expected = trace(&mut reference, &tokens, 0, 512);
-    for kernel in [KernelChoice::Avx2, KernelChoice::Avx512Vnni, KernelChoice::Auto] {
+    for kernel in [
+        KernelChoice::Avx2,
+        KernelChoice::AvxVnni,
+        KernelChoice::Avx512Vnni,
+        KernelChoice::NeonDotprod,
+        KernelChoice::Auto,
+    ] {
         let file = Model::open(&model_files::test_kit::model_path()).unwrap();
         match open_cpu_engine(&file, options(Numerics::Int8Blocks, 2, kernel)) {
             Ok(mut engine) => assert!(

@@ -131,7 +131,7 @@ pub struct ClusterSettings {
     /// Arithmetic of the CPU engine: int8-blocks (default) or exact.
     #[arg(long, value_name = "NAME")]
     pub numerics: Option<String>,
-    /// Kernels of the CPU engine: auto (default), portable, avx2, avx512-vnni.
+    /// Kernels of the CPU engine: auto (default), portable, avx2, avx-vnni, avx512-vnni, neon-dotprod.
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
     /// Keep finished prompts' KV blocks for prompts that start alike.

@@ -49,7 +49,9 @@ pub enum KernelChoice {
     Auto,
     Portable,
     Avx2,
+    AvxVnni,
     Avx512Vnni,
+    NeonDotprod,
 }
 
 /// Size of the KV memory.

@@ -3,16 +3,12 @@
 pub(super) const NEEDS: &str = "x86-64 with AVX2, FMA and F16C";
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) use absent as detect;
-
-/// On other architectures there is no such kernel.
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn absent() -> Option<super::Kernels> {
-    None
-}
+pub(super) use super::absent as detect;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::detect;
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Call, eight_halves, four_quants, in_row_groups, store};
 
 #[cfg(target_arch = "x86_64")]
 #[expect(
@@ -50,11 +46,11 @@ mod x86 {
         })
     }
 
-    struct Call<'a> {
-        panel: *const u8,
-        input: &'a InputRows<'a>,
-        first: usize,
-        blocks: usize,
+    pub(in super::super) struct Call<'a> {
+        pub(in super::super) panel: *const u8,
+        pub(in super::super) input: &'a InputRows<'a>,
+        pub(in super::super) first: usize,
+        pub(in super::super) blocks: usize,
     }
 
     /// Splits up to 8 rows into groups of 4, 2 and 1: 16 registers hold 8 weight vectors and 4 sums.
@@ -91,6 +87,7 @@ mod x86 {
             }
         }};
     }
+    pub(in super::super) use in_row_groups;
 
     fn dot_q4_1(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
         assert!(panel.len() >= input.columns / BLOCK * Q4_1_PANEL_BLOCK);
@@ -105,7 +102,7 @@ mod x86 {
     /// Four bytes of input in every lane.
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn four_quants(quants: *const i8) -> __m256i {
+    pub(in super::super) unsafe fn four_quants(quants: *const i8) -> __m256i {
         // SAFETY: the caller passes a pointer to at least four quants.
         _mm256_set1_epi32(unsafe { quants.cast::<i32>().read_unaligned() })
     }
@@ -113,7 +110,7 @@ mod x86 {
     /// Eight f16 to f32.
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn eight_halves(halves: *const u8) -> __m256 {
+    pub(in super::super) unsafe fn eight_halves(halves: *const u8) -> __m256 {
         // SAFETY: the caller passes a pointer to at least 16 bytes.
         _mm256_cvtph_ps(unsafe { _mm_loadu_si128(halves.cast()) })
     }
@@ -200,7 +197,7 @@ mod x86 {
 
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn store<const ROWS: usize>(sums: [__m256; ROWS], out: &mut [Lanes], half: usize) {
+    pub(in super::super) fn store<const ROWS: usize>(sums: [__m256; ROWS], out: &mut [Lanes], half: usize) {
         for (sum, out) in sums.iter().zip(out) {
             // SAFETY: `out` is 16 f32 and `half` is 0 or 1.
             unsafe { _mm256_storeu_ps(out[8 * half..].as_mut_ptr(), *sum) };

@@ -7,7 +7,9 @@
 pub(crate) mod attend;
 mod avx2;
 mod avx512;
+mod avx_vnni;
 pub(crate) mod lanes;
+mod neon;
 pub(crate) mod pairs;
 mod portable;
 pub(crate) mod vector;
@@ -71,7 +73,7 @@ impl InputRows<'_> {
 
 /// The rows of a kernel call at one of their blocks. It goes along the blocks by pointers: with checked sums and products of indices
 /// the inner loop had as many instructions for these as for its work.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[derive(Clone, Copy)]
 struct RowsAtBlock {
     quants: *const i8,
@@ -81,7 +83,7 @@ struct RowsAtBlock {
     blocks: usize,
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl RowsAtBlock {
     /// # Safety
     /// `first` is below the rows that `check_quantised` has found.
@@ -134,6 +136,7 @@ impl RowsAtBlock {
     /// # Safety
     /// As `quants`.
     #[inline(always)]
+    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "its 8-bit weights are signed"))]
     unsafe fn sum(self, row: usize) -> i32 {
         // SAFETY: the caller's promise.
         unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).sum }
@@ -266,8 +269,13 @@ macro_rules! lane_kernels {
         }
     };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use lane_kernels;
+
+/// Kernels of another architecture than this one.
+fn absent() -> Option<Kernels> {
+    None
+}
 
 /// The kernels of a choice.
 ///
@@ -275,15 +283,27 @@ pub(crate) use lane_kernels;
 /// [`EngineError::KernelUnsupported`] when this CPU lacks what the choice needs.
 pub(crate) fn choose(choice: KernelChoice) -> Result<Kernels, EngineError> {
     match choice {
-        KernelChoice::Auto => Ok(avx512::detect().or_else(avx2::detect).unwrap_or(portable::KERNELS)),
+        KernelChoice::Auto => Ok(avx512::detect()
+            .or_else(avx_vnni::detect)
+            .or_else(avx2::detect)
+            .or_else(neon::detect)
+            .unwrap_or(portable::KERNELS)),
         KernelChoice::Portable => Ok(portable::KERNELS),
         KernelChoice::Avx2 => avx2::detect().ok_or(EngineError::KernelUnsupported {
             kernel: "avx2",
             needs: avx2::NEEDS,
         }),
+        KernelChoice::AvxVnni => avx_vnni::detect().ok_or(EngineError::KernelUnsupported {
+            kernel: "avx-vnni",
+            needs: avx_vnni::NEEDS,
+        }),
         KernelChoice::Avx512Vnni => avx512::detect().ok_or(EngineError::KernelUnsupported {
             kernel: "avx512-vnni",
             needs: avx512::NEEDS,
+        }),
+        KernelChoice::NeonDotprod => neon::detect().ok_or(EngineError::KernelUnsupported {
+            kernel: "neon-dotprod",
+            needs: neon::NEEDS,
         }),
     }
 }

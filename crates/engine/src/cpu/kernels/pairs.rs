@@ -42,6 +42,7 @@ pub(crate) struct PairKernel {
 /// Adds the products with some blocks. Both sums have an entry for each row.
 pub(crate) type AddPair = fn(PairCall<'_>, [&mut [Lanes]; 2]);
 
+#[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "no kernel of it takes pairs"))]
 pub(crate) struct PairCall<'a> {
     pub panels: [&'a [UnpackedBlock]; 2],
     pub input: &'a InputRows<'a>,

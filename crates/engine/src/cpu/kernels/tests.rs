@@ -12,7 +12,13 @@ use crate::KvDtype;
 use crate::math::exp;
 
 fn others() -> Vec<Kernels> {
-    let found: Vec<Kernels> = [avx2::detect(), avx512::detect()].into_iter().flatten().collect();
+    #[allow(unused_mut, reason = "one more on x86-64")]
+    let mut found: Vec<Kernels> = [avx2::detect(), avx_vnni::detect(), avx512::detect(), neon::detect()]
+        .into_iter()
+        .flatten()
+        .collect();
+    #[cfg(target_arch = "x86_64")]
+    found.extend(avx_vnni::detect_as_avx512());
     println!(
         "compared with portable: {:?}",
         found.iter().map(|kernels| kernels.name).collect::<Vec<_>>()
@@ -44,11 +50,9 @@ impl Random {
 }
 
 /// Sums, maxima and bytes of lanes, also of numbers for which order and sides decide.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[test]
 fn lanes_come_together_as_they_do_in_arrays() {
-    use super::vector::{Avx2, Avx512};
-
     fn agree<V: Vector>() {
         const SPECIAL: [f32; 6] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e30];
         let mut random = Random(7);
@@ -69,12 +73,17 @@ fn lanes_come_together_as_they_do_in_arrays() {
             assert_eq!(bytes, Vector::low_bytes([a, b]), "{a:?} {b:?}");
         }
     }
-    if avx2::detect().is_some() {
-        agree::<Avx2>();
+    #[cfg(target_arch = "x86_64")]
+    {
+        if avx2::detect().is_some() {
+            agree::<super::vector::Avx2>();
+        }
+        if avx512::detect().is_some() {
+            agree::<super::vector::Avx512>();
+        }
     }
-    if avx512::detect().is_some() {
-        agree::<Avx512>();
-    }
+    #[cfg(target_arch = "aarch64")]
+    agree::<super::vector::Neon>();
 }
 
 /// A 64-byte aligned panel.

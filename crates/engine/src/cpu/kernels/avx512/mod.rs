@@ -1,7 +1,7 @@
 //! AVX-512 with VNNI: four 8-bit products and their sum per lane and instruction.
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) use super::avx2::absent as detect;
+pub(super) use super::absent as detect;
 
 pub(super) const NEEDS: &str = "x86-64 with AVX-512 F, BW, DQ, VL and VNNI";
 

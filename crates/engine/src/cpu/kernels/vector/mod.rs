@@ -4,11 +4,15 @@
 //! `lanes` and `attend` are generic over this trait. Every method is inlined into a function that has the instruction set enabled. Only
 //! `mul_add` fuses a product and a sum.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use half::f16;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use self::neon::{Neon, four_halves};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::x86::{Avx2, Avx512};
 
