@@ -8,7 +8,7 @@ use model_files::config::ModelConfig;
 use thiserror::Error;
 
 use crate::EngineLimits;
-use crate::cpu::{ATTENTION_ROWS, LOGITS_ROWS, PARTITION, PairScratch};
+use crate::cpu::{ATTENTION_ROWS, LANES, LOGITS_ROWS, PARTITION, PARTS, PairScratch};
 
 /// What every node's process needs besides its engine: the runtime, connections, and what the allocator keeps.
 const PROCESS_BYTES: u64 = 64 << 20;
@@ -88,9 +88,9 @@ pub(crate) fn buffer_bytes(config: &ModelConfig, limits: EngineLimits, threads: 
     let logits = LOGITS_ROWS.min(rows).saturating_mul(config.vocab_size);
     let tables = 1 + usize::from(config.window_rope.is_some());
     let rope = config.context_length.saturating_mul(tables * config.rope.dims);
-    // For each thread: scores of a tile of attention, two sums of its queries, two unpacked tiles, inputs of a matrix, a row, and pairs of panels.
+    // For each thread: scores of a tile of attention, two sums of its queries, two unpacked tiles, products of few queries, inputs of a matrix, a row, and pairs of panels.
     let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count.max(1);
-    let attention = queries * (PARTITION + 2 * (config.head_dim + 2)) + 64 * config.head_dim;
+    let attention = queries * (PARTITION + 2 * (config.head_dim + 2)) + 64 * config.head_dim + PARTS * LANES;
     let of_threads = threads.saturating_mul(attention + 9 * widest + PairScratch::MAX_BYTES / size_of::<f32>());
     // Sums of the partitions of two contexts, counted also where threads share none.
     let partitions = 2 * config.context_length.div_ceil(PARTITION);

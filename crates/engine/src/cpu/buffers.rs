@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use model_files::config::ModelConfig;
 
-use super::kernels::attend::{AttendScratch, PARTITION_TILES, PartialSums};
+use super::kernels::attend::{AttendScratch, PARTITION_TILES, PARTS, PartialSums};
 use super::kernels::lanes::{QuantisedBlock, QuantisedRow};
 use super::kernels::pairs::{PAIR_BLOCKS, UnpackedBlock};
-use super::kernels::{BLOCK, BlockMarks, InputRows, Kernels, LANES, Lanes};
+use super::kernels::{BLOCK, BlockMarks, InputRows, Kernels, LANES, Lanes, MAX_ROWS};
 use super::plan::ATTENTION_ROWS;
 use crate::Numerics;
 
@@ -205,7 +205,8 @@ impl PairScratch {
         + PAIR_ROWS * (4 * size_of::<Lanes>() + size_of::<QuantisedBlock>());
 
     pub(crate) fn new(max_rows: usize) -> Self {
-        let rows = max_rows.min(PAIR_ROWS);
+        // Kernels for few rows always have room for all of theirs.
+        let rows = max_rows.clamp(MAX_ROWS, PAIR_ROWS);
         Self {
             blocks: Shared::new(2 * PAIR_BLOCKS),
             sums: std::array::from_fn(|_| Shared::new(rows)),
@@ -218,6 +219,7 @@ impl PairScratch {
 pub(crate) struct AttentionScratch {
     keys: Shared<f32>,
     values: Shared<f32>,
+    parts: Shared<Lanes>,
     scores: Shared<Lanes>,
     /// What an item's rows have of all partitions so far, and of one more.
     pub(super) sums: SumSlots,
@@ -231,6 +233,7 @@ impl AttentionScratch {
         Self {
             keys: Shared::new(tiles),
             values: Shared::new(tiles),
+            parts: Shared::new(PARTS),
             scores: Shared::new(queries * PARTITION_TILES),
             sums: SumSlots::new(1, queries, config.head_dim),
             partition: SumSlots::new(1, queries, config.head_dim),
@@ -245,6 +248,7 @@ impl AttentionScratch {
             AttendScratch {
                 keys: self.keys.write(0..self.keys.len()),
                 values: self.values.write(0..self.values.len()),
+                parts: self.parts.write(0..self.parts.len()),
                 scores: self.scores.write(0..self.scores.len()),
             }
         }

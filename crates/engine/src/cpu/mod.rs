@@ -34,7 +34,8 @@ use crate::{
 pub(crate) use buffers::PairScratch;
 pub(crate) use forward::LOGITS_ROWS;
 pub use kept::KeptWeights;
-pub(crate) use kernels::attend::PARTITION;
+pub(crate) use kernels::LANES;
+pub(crate) use kernels::attend::{PARTITION, PARTS};
 pub use packing::LoadProgress;
 pub(crate) use plan::ATTENTION_ROWS;
 pub use rope::rope_speeds;

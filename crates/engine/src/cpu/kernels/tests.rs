@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::attend::{AttendCall, AttendScratch, PARTITION_TILES, PartialSums};
+use super::attend::{AttendCall, AttendScratch, PARTITION_TILES, PARTS, PartialSums};
 use super::lanes::{QuantisedBlock, QuantisedRow};
 use super::pairs::{PAIR_BLOCKS, UnpackedBlock};
 use super::vector::Vector;
@@ -436,6 +436,7 @@ impl AttendCase {
         let mut scratch = AttendScratch {
             keys: &mut vec![f32::NAN; 2 * head_dim * LANES],
             values: &mut vec![f32::NAN; 2 * head_dim * LANES],
+            parts: &mut vec![[f32::NAN; LANES]; PARTS],
             scores: &mut vec![[f32::NAN; LANES]; queries * PARTITION_TILES],
         };
         let (mut totals, mut sums) = (vec![f32::NAN; queries], vec![f32::NAN; queries * head_dim]);

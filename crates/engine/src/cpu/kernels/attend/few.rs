@@ -9,7 +9,7 @@ use crate::cpu::kernels::vector::Vector;
 /// A tile is asked for this many tiles ahead: 4 KiB of f16 with heads of 64, as for weights.
 const TILES_AHEAD: usize = 2;
 /// Heads that are computed together: with heads of 64, their queries fit into half of the registers of AVX-512.
-const MOST_HEADS: usize = 4;
+pub(super) const MOST_HEADS: usize = 4;
 
 /// Splits the heads of a group into 4, 3, 2 and 1, each with its own unrolled code.
 macro_rules! in_head_groups {
@@ -35,7 +35,7 @@ macro_rules! in_head_groups {
 pub(super) unsafe fn multiply<V: Vector, T: Stored>(
     call: &AttendCall<'_>,
     tiles: &PartitionTiles,
-    scores: &mut [Lanes],
+    (parts, scores): (&mut [Lanes], &mut [Lanes]),
 ) {
     for row in 0..call.rows {
         let seen = tiles.seen(call, row);
@@ -52,7 +52,7 @@ pub(super) unsafe fn multiply<V: Vector, T: Stored>(
                     call,
                     (row * call.group + head, tile),
                     (keys, tokens.clone()),
-                    scores
+                    (parts, scores)
                 ));
             }
         }
@@ -68,39 +68,44 @@ unsafe fn multiply_heads<V: Vector, T: Stored, const N: usize>(
     call: &AttendCall<'_>,
     (query, tile): (usize, usize),
     (keys, tokens): (*const T, Range<usize>),
-    scores: &mut [Lanes],
+    (parts, scores): (&mut [Lanes], &mut [Lanes]),
 ) {
     let mut queries = [std::ptr::null(); N];
     for head in 0..N {
         // SAFETY: the caller's promise.
         queries[head] = unsafe { call.query(query + head) }.as_ptr();
     }
-    let mut parts = [[V::splat(0.0); LANES]; N];
+    // Those of tokens that are not there stay what they were: nobody looks at their sums.
+    let parts = &mut parts.as_chunks_mut::<LANES>().0[..N];
     let stride = call.head_dim / LANES;
     let mut chunk = 0;
     // SAFETY: the chunks are within the head, and the tokens are written.
     unsafe {
         while chunk + CHUNKS <= stride {
-            add_parts::<V, T, N, CHUNKS>(&mut parts, &queries, (keys, stride), (chunk, tokens.clone()));
+            add_parts::<V, T, N, CHUNKS>(parts, &queries, (keys, stride), (chunk, tokens.clone()));
             chunk += CHUNKS;
         }
         while chunk < stride {
-            add_parts::<V, T, N, 1>(&mut parts, &queries, (keys, stride), (chunk, tokens.clone()));
+            add_parts::<V, T, N, 1>(parts, &queries, (keys, stride), (chunk, tokens.clone()));
             chunk += 1;
         }
     }
     for head in 0..N {
-        V::tree_sums(parts[head]).store(&mut scores[(query + head) * PARTITION_TILES + tile]);
+        let mut loaded = [V::splat(0.0); LANES];
+        for token in 0..LANES {
+            loaded[token] = V::load(&parts[head][token]);
+        }
+        V::tree_sums(loaded).store(&mut scores[(query + head) * PARTITION_TILES + tile]);
     }
 }
 
-/// Adds the products of `COUNT` chunks of the head.
+/// Adds the products of `COUNT` chunks of the head. The first begin new sums.
 ///
 /// # Safety
 /// The chunks are within the queries and keys, and the keys of `tokens` are written.
 #[inline(always)]
 unsafe fn add_parts<V: Vector, T: Stored, const N: usize, const COUNT: usize>(
-    parts: &mut [[V; LANES]; N],
+    parts: &mut [[Lanes; LANES]],
     queries: &[*const f32; N],
     (keys, stride): (*const T, usize),
     (chunk, tokens): (usize, Range<usize>),
@@ -116,8 +121,10 @@ unsafe fn add_parts<V: Vector, T: Stored, const N: usize, const COUNT: usize>(
     let mut row = keys.wrapping_add((tokens.start * stride + chunk) * LANES);
     for token in tokens {
         let mut sums = [V::splat(0.0); N];
-        for query in 0..N {
-            sums[query] = parts[query][token];
+        if chunk > 0 {
+            for query in 0..N {
+                sums[query] = V::load(&parts[query][token]);
+            }
         }
         for next in 0..COUNT {
             // SAFETY: the caller's promise.
@@ -127,7 +134,7 @@ unsafe fn add_parts<V: Vector, T: Stored, const N: usize, const COUNT: usize>(
             }
         }
         for query in 0..N {
-            parts[query][token] = sums[query];
+            sums[query].store(&mut parts[query][token]);
         }
         row = row.wrapping_add(stride * LANES);
     }

@@ -61,6 +61,8 @@ pub(crate) struct AttendScratch<'a> {
     pub keys: &'a mut [f32],
     /// 32 tokens x `[head_dim]`.
     pub values: &'a mut [f32],
+    /// [`PARTS`]: products of few queries with keys, before their lanes are added up.
+    pub parts: &'a mut [Lanes],
     /// `[row][head]` x [`PARTITION_TILES`]: scores of a partition, then the weights that they become.
     pub scores: &'a mut [Lanes],
 }
@@ -89,6 +91,9 @@ const MANY: usize = 8;
 const REGISTERS_FOR_TWO_TILES: usize = 28;
 /// Vectors of a head that are held in registers together: with four queries 16 sums.
 const CHUNKS: usize = 4;
+
+/// Heads that few queries compute together, times the tokens of a tile.
+pub(crate) const PARTS: usize = few::MOST_HEADS * TILE;
 
 /// The sums of one partition, for all queries of the call.
 ///
@@ -135,7 +140,7 @@ unsafe fn attend_stored<V: Vector, T: Stored>(
         match is_many {
             true if V::REGISTERS >= REGISTERS_FOR_TWO_TILES => many::multiply::<V, T, 3, 2>(call, &tiles, scratch),
             true => many::multiply::<V, T, 1, 1>(call, &tiles, scratch),
-            false => few::multiply::<V, T>(call, &tiles, scratch.scores),
+            false => few::multiply::<V, T>(call, &tiles, (scratch.parts, scratch.scores)),
         }
     }
     softmax::<V>(call, &tiles, scratch.scores, out);
