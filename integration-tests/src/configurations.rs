@@ -53,7 +53,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         chunk_tokens: 64,
         threads: 2,
         prefix_cache: true,
-        kernel: "avx2",
+        kernel: OTHER_KERNEL,
         transport: "shm",
         speculative_tokens: 4,
         ..BASELINE
@@ -62,7 +62,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         block_tokens: 32,
         topology: "2c",
         chunk_tokens: 64,
-        kernel: "avx2",
+        kernel: OTHER_KERNEL,
         ..BASELINE
     },
     Configuration {
@@ -76,7 +76,7 @@ pub const PAIRWISE: [Configuration; 8] = [
     Configuration {
         topology: "1p1d",
         prefix_cache: true,
-        kernel: "avx2",
+        kernel: OTHER_KERNEL,
         transport: "shm",
         ..BASELINE
     },
@@ -93,7 +93,7 @@ pub const PAIRWISE: [Configuration; 8] = [
         chunk_tokens: 64,
         threads: 2,
         prefix_cache: true,
-        kernel: "avx2",
+        kernel: OTHER_KERNEL,
         ..BASELINE
     },
     Configuration {
@@ -104,6 +104,13 @@ pub const PAIRWISE: [Configuration; 8] = [
         ..BASELINE
     },
 ];
+
+/// Not the one that a node takes by itself.
+const OTHER_KERNEL: &str = if cfg!(target_arch = "x86_64") {
+    "avx2"
+} else {
+    "portable"
+};
 
 const BASELINE: Configuration = Configuration {
     topology: "1c",

@@ -88,7 +88,8 @@ pub(crate) fn buffer_bytes(config: &ModelConfig, limits: EngineLimits, threads: 
     let logits = LOGITS_ROWS.min(rows).saturating_mul(config.vocab_size);
     let tables = 1 + usize::from(config.window_rope.is_some());
     let rope = config.context_length.saturating_mul(tables * config.rope.dims);
-    // For each thread: scores of a tile of attention, two sums of its queries, two unpacked tiles, products of few queries, inputs of a matrix, a row, and pairs of panels.
+    // For each thread: scores of a tile of attention, two sums of its queries, two unpacked tiles, products of few queries, inputs of a matrix, a row,
+    // and pairs of panels.
     let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count.max(1);
     let attention = queries * (PARTITION + 2 * (config.head_dim + 2)) + 64 * config.head_dim + PARTS * LANES;
     let of_threads = threads.saturating_mul(attention + 9 * widest + PairScratch::MAX_BYTES / size_of::<f32>());

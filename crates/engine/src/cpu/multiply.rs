@@ -13,9 +13,8 @@ use super::kernels::{BLOCK, Kernels, LANES, Lanes, MAX_ROWS};
 use super::pool::Pool;
 use super::weights::Matrix;
 
-/// Shares of a product with few rows, in sixteenths: each thread takes one of each. Large ones come first, because a thread streams weights best when nobody else
-/// takes their neighbours; with 16 equal tiles, a stream on two cores of an AMD EPYC took 1.08 times as long. The small ones at the end are for the
-/// thread that is ahead.
+/// Shares of a product with few rows, in sixteenths: there is one of each for every thread. Large ones come first, so that a thread streams neighbouring weights:
+/// 16 equal tiles took 1.08 times as long with one stream on two cores of an AMD EPYC (589e6ac8). The small ones at the end are for the thread that is ahead.
 const SHARES: [usize; 3] = [12, 3, 1];
 
 /// A product of input rows with one or more matrices of equal column count.
@@ -113,6 +112,10 @@ impl Step<'_> {
         let width = product.write.panels();
         let (units, threads) = (units(product, width), pool.threads());
         pool.parallel(SHARES.len() * threads, &|tile, thread| {
+            let share = share_of(tile, threads, units);
+            if share.is_empty() {
+                return;
+            }
             let own = &self.scratch.threads[thread];
             if own.prepared.swap(number, Ordering::Relaxed) != number {
                 for row in 0..rows {
@@ -124,7 +127,7 @@ impl Step<'_> {
                     };
                 }
             }
-            for unit in share_of(tile, threads, units) {
+            for unit in share {
                 self.multiply_by_rows(
                     product,
                     (&own.inputs, 0..rows),
@@ -231,7 +234,7 @@ impl Step<'_> {
     ) {
         let matrix = unit.matrix;
         let kernel = matrix.kernel(self.kernels);
-        // Not on the stack: with one row, zeros for all 8 took an eighth of the time.
+        // Not on the stack, which would be filled with zeros for all 8 rows first: most calls have one row.
         let [first, second, ..] = &scratch.sums;
         // SAFETY: this memory belongs to this thread alone.
         let mut outputs = unsafe { [first.write(0..MAX_ROWS), second.write(0..MAX_ROWS)] };

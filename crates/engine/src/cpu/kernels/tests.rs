@@ -71,6 +71,25 @@ fn lanes_come_together_as_they_do_in_arrays() {
             assert_eq!(bits(V::load(&a).largest()), bits(a.largest()), "{a:?}");
             let bytes = V::low_bytes([V::load(&a), V::load(&b)]);
             assert_eq!(bytes, Vector::low_bytes([a, b]), "{a:?} {b:?}");
+            let columns = V::transpose(rows.map(|row| V::load(&row))).map(|column| column.array().map(bits));
+            assert_eq!(columns, Vector::transpose(rows).map(|column| column.map(bits)));
+            let (x, y) = (V::load(&a), V::load(&b));
+            let got = [x.larger(y), x.smaller(y), x.zero_below(y, x), x.abs(), x.power_of_two()];
+            let right = [
+                a.larger(b),
+                a.smaller(b),
+                a.zero_below(b, a),
+                Vector::abs(a),
+                a.power_of_two(),
+            ];
+            assert_eq!(
+                got.map(|lanes| lanes.array().map(bits)),
+                right.map(|lanes| lanes.map(bits))
+            );
+            let halves: [f16; LANES] = std::array::from_fn(|lane| f16::from_f32(a[lane]));
+            // SAFETY: there are 16 of them.
+            let (got, right) = unsafe { (V::load_halves(halves.as_ptr()), Lanes::load_halves(halves.as_ptr())) };
+            assert_eq!(got.array().map(bits), right.map(bits));
         }
     }
     #[cfg(target_arch = "x86_64")]
@@ -84,6 +103,20 @@ fn lanes_come_together_as_they_do_in_arrays() {
     }
     #[cfg(target_arch = "aarch64")]
     agree::<super::vector::Neon>();
+}
+
+/// `scripts/test-neon` names the kernels that its processor must get.
+#[test]
+fn the_fastest_kernels_of_this_machine_are_taken() {
+    let chosen = choose(crate::cpu::KernelChoice::Auto).unwrap().name;
+    match std::env::var("BATON_EXPECTED_KERNELS") {
+        Ok(expected) => assert_eq!(chosen, expected),
+        Err(_) => {
+            let best_first = [avx512::detect(), avx_vnni::detect(), avx2::detect(), neon::detect()];
+            let best = best_first.into_iter().flatten().next().unwrap_or(portable::KERNELS);
+            assert_eq!(chosen, best.name);
+        }
+    }
 }
 
 /// A 64-byte aligned panel.

@@ -18,15 +18,19 @@ pub(super) struct Loops {
 
 impl Loops {
     pub fn of_this_machine() -> Self {
+        Self::found()[0]
+    }
+
+    /// All that run here, best first.
+    fn found() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(loops) = x86::avx512().or_else(x86::avx_vnni).or_else(x86::avx2) {
-            return loops;
-        }
+        let with_instructions = [x86::avx512(), x86::avx_vnni(), x86::avx2()];
         #[cfg(target_arch = "aarch64")]
-        if let Some(loops) = neon::dotprod() {
-            return loops;
-        }
-        PORTABLE
+        let with_instructions = [neon::dotprod()];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let with_instructions = [];
+        let with_instructions = with_instructions.into_iter().flatten();
+        with_instructions.chain([PORTABLE]).collect()
     }
 }
 
@@ -85,8 +89,7 @@ mod tests {
 
     #[test]
     fn the_loops_say_what_they_did() {
-        let of_here = Loops::of_this_machine();
-        for loops in [PORTABLE, of_here] {
+        for loops in Loops::found() {
             assert_eq!((loops.int8_dot)(6), 2 * (loops.int8_dot)(3), "{}", loops.name);
             assert_eq!((loops.f32_fma)(6), 2 * (loops.f32_fma)(3), "{}", loops.name);
             assert_eq!((loops.read)(&[7; 1_000]), 768, "{}: whole parts of 256", loops.name);

@@ -53,7 +53,7 @@ fn fma(rounds: u64) -> u64 {
         let mut sums = [vdupq_n_f32(0.0); SUMS];
         for _ in 0..rounds {
             for sum in &mut sums {
-                *sum = vfmaq_f32(b, *sum, a);
+                *sum = vfmaq_f32(*sum, a, b);
             }
         }
         black_box(sums);

@@ -75,7 +75,7 @@ unsafe fn multiply_heads<V: Vector, T: Stored, const N: usize>(
         // SAFETY: the caller's promise.
         queries[head] = unsafe { call.query(query + head) }.as_ptr();
     }
-    // Those of tokens that are not there stay what they were: nobody looks at their sums.
+    // Parts of tokens that the row does not see are left over from before. What becomes of them is replaced by the lowest score.
     let parts = &mut parts.as_chunks_mut::<LANES>().0[..N];
     let stride = call.head_dim / LANES;
     let mut chunk = 0;

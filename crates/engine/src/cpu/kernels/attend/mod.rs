@@ -92,7 +92,7 @@ const REGISTERS_FOR_TWO_TILES: usize = 28;
 /// Vectors of a head that are held in registers together: with four queries 16 sums.
 const CHUNKS: usize = 4;
 
-/// Heads that few queries compute together, times the tokens of a tile.
+/// Sums of a tile's tokens, for as many heads as `few` computes together.
 pub(crate) const PARTS: usize = few::MOST_HEADS * TILE;
 
 /// The sums of one partition, for all queries of the call.

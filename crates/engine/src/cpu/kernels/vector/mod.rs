@@ -1,4 +1,4 @@
-//! 16 lanes of f32 with the operations the f32 loops need: one register, two, or an array, with the same results.
+//! 16 lanes of f32 with the operations the f32 loops need: one register, two, four, or an array, with the same results.
 //!
 //! The compiler turned an array version of attention into code 7 times slower than the registers allow. So the loops in
 //! `lanes` and `attend` are generic over this trait. Every method is inlined into a function that has the instruction set enabled. Only
