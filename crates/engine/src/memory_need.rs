@@ -8,7 +8,7 @@ use model_files::config::ModelConfig;
 use thiserror::Error;
 
 use crate::EngineLimits;
-use crate::cpu::{ATTENTION_ROWS, LANES, LOGITS_ROWS, PARTITION, PARTS, PairScratch};
+use crate::cpu::{ATTENTION_ROWS, LANES, LOGITS_ROWS, PARTITION, PARTS, ProductScratch};
 
 /// What every node's process needs besides its engine: the runtime, connections, and what the allocator keeps.
 const PROCESS_BYTES: u64 = 64 << 20;
@@ -92,7 +92,7 @@ pub(crate) fn buffer_bytes(config: &ModelConfig, limits: EngineLimits, threads: 
     // and pairs of panels.
     let queries = ATTENTION_ROWS * config.head_count / config.kv_head_count.max(1);
     let attention = queries * (PARTITION + 2 * (config.head_dim + 2)) + 64 * config.head_dim + PARTS * LANES;
-    let of_threads = threads.saturating_mul(attention + 9 * widest + PairScratch::MAX_BYTES / size_of::<f32>());
+    let of_threads = threads.saturating_mul(attention + 9 * widest + ProductScratch::MAX_BYTES / size_of::<f32>());
     // Sums of the partitions of two contexts, counted also where threads share none.
     let partitions = 2 * config.context_length.div_ceil(PARTITION);
     let sums = partitions.saturating_mul(config.head_count * (config.head_dim + 2) + config.kv_head_count);

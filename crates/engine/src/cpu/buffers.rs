@@ -193,14 +193,14 @@ impl Inputs {
 /// Rows of a tile of pairs of panels. Unpacking these takes about a fiftieth of the time of so many rows.
 pub(super) const PAIR_ROWS: usize = 128;
 
-/// The memory of one thread for a tile of two or four panels.
-pub(crate) struct PairScratch {
+/// The memory of one thread for a tile of a product: unpacked panels, and the sums of up to four panels.
+pub(crate) struct ProductScratch {
     pub(super) blocks: Shared<UnpackedBlock>,
     pub(super) sums: [Shared<Lanes>; 4],
     pub(super) quantised: Shared<QuantisedBlock>,
 }
 
-impl PairScratch {
+impl ProductScratch {
     pub(crate) const MAX_BYTES: usize = 2 * PAIR_BLOCKS * size_of::<UnpackedBlock>()
         + PAIR_ROWS * (4 * size_of::<Lanes>() + size_of::<QuantisedBlock>());
 

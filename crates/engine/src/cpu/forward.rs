@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use model_files::config::{HEAD_DIM_MAX, ModelConfig};
 
-use super::buffers::{AttentionScratch, Inputs, PairScratch, Shared, SumSlots};
+use super::buffers::{AttentionScratch, Inputs, ProductScratch, Shared, SumSlots};
 use super::kernels::{Kernels, LANES, MAX_ROWS};
 use super::plan::{AttentionItem, PartitionLimits, Row, StepLayout};
 use super::pool::Pool;
@@ -61,7 +61,7 @@ pub(crate) struct ThreadScratch {
     pub(super) inputs: Inputs,
     /// The product for which `inputs` were prepared. Only its own thread uses it.
     pub(super) prepared: AtomicU64,
-    pub(super) pair: PairScratch,
+    pub(super) products: ProductScratch,
     pub(super) attention: AttentionScratch,
     /// A row before it is quantised, or a normed row of `branch`.
     pub(super) row: Shared<f32>,
@@ -89,7 +89,7 @@ impl Scratch {
         let thread = || ThreadScratch {
             inputs: Inputs::new(FEW_ROWS, columns, numerics),
             prepared: AtomicU64::new(0),
-            pair: PairScratch::new(rows),
+            products: ProductScratch::new(rows),
             attention: AttentionScratch::new(config),
             row: Shared::new(columns),
         };

@@ -31,7 +31,7 @@ use crate::{
     OnHost, OpenError, OpenOptions, Rank, SequenceRows,
 };
 
-pub(crate) use buffers::PairScratch;
+pub(crate) use buffers::ProductScratch;
 pub(crate) use forward::LOGITS_ROWS;
 pub use kept::KeptWeights;
 pub(crate) use kernels::LANES;

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::buffers::{Inputs, PAIR_ROWS, PairScratch, Shared};
+use super::buffers::{Inputs, PAIR_ROWS, ProductScratch, Shared};
 use super::forward::{FEW_ROWS, MANY_ROWS, ROWS_PER_TILE, Step, tile_rows};
 use super::kernels::lanes::QuantisedBlock;
 use super::kernels::{BLOCK, Kernels, LANES, Lanes, MAX_ROWS};
@@ -132,7 +132,7 @@ impl Step<'_> {
                     product,
                     (&own.inputs, 0..rows),
                     &unit_at(product, width, unit),
-                    &own.pair,
+                    &own.products,
                 );
             }
         });
@@ -164,7 +164,7 @@ impl Step<'_> {
             let rows = first_row..(first_row + PAIR_ROWS).min(rows);
             let number = tile / parts;
             let unit = unit_at(product, width, number);
-            let scratch = &self.scratch.threads[thread].pair;
+            let scratch = &self.scratch.threads[thread].products;
             if !many {
                 return self.multiply_by_rows(product, (inputs, rows), &unit, scratch);
             }
@@ -181,7 +181,7 @@ impl Step<'_> {
         product: &Product<'_>,
         (inputs, rows): (&Inputs, Range<usize>),
         (unit, next): (&Unit<'_>, Option<&Unit<'_>>),
-        scratch: &PairScratch,
+        scratch: &ProductScratch,
     ) {
         let matrix = unit.matrix;
         let Some(kernel) = matrix.pair_kernel(self.kernels) else {
@@ -230,7 +230,7 @@ impl Step<'_> {
         product: &Product<'_>,
         (inputs, rows): (&Inputs, Range<usize>),
         unit: &Unit<'_>,
-        scratch: &PairScratch,
+        scratch: &ProductScratch,
     ) {
         let matrix = unit.matrix;
         let kernel = matrix.kernel(self.kernels);

@@ -8,7 +8,7 @@ pub(super) use super::absent as detect;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::detect;
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Call, eight_halves, four_quants, in_row_groups, store};
+pub(super) use x86::{eight_halves, four_quants, store};
 
 #[cfg(target_arch = "x86_64")]
 #[expect(
@@ -18,9 +18,9 @@ pub(super) use x86::{Call, eight_halves, four_quants, in_row_groups, store};
 mod x86 {
     use std::arch::x86_64::*;
 
+    use crate::cpu::kernels::rows::{Call, RowsAtBlock, dot_by_rows};
     use crate::cpu::kernels::{
-        BLOCK, InputRows, Kernels, Lanes, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, RowsAtBlock,
-        lane_kernels,
+        BLOCK, InputRows, Kernels, Lanes, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, lane_kernels,
     };
 
     lane_kernels!("avx2,fma,f16c", crate::cpu::kernels::vector::Avx2);
@@ -46,58 +46,8 @@ mod x86 {
         })
     }
 
-    pub(in super::super) struct Call<'a> {
-        pub(in super::super) panel: *const u8,
-        pub(in super::super) input: &'a InputRows<'a>,
-        pub(in super::super) first: usize,
-        pub(in super::super) blocks: usize,
-    }
-
-    /// Splits up to 8 rows into groups of 4, 2 and 1: 16 registers hold 8 weight vectors and 4 sums.
-    macro_rules! in_row_groups {
-        ($kernel:ident, $panel:expr, $input:expr, $rows:expr, $out:expr) => {{
-            assert!($rows <= MAX_ROWS);
-            let blocks = $input.check_quantised($rows);
-            let mut first = 0;
-            while first < $rows {
-                let call = Call {
-                    panel: $panel.as_ptr(),
-                    input: $input,
-                    first,
-                    blocks,
-                };
-                // SAFETY: chosen only after `detect`; the lengths of panel and input were checked by the caller and
-                // above, and `first + group <= rows <= MAX_ROWS`.
-                unsafe {
-                    match $rows - first {
-                        4.. => {
-                            $kernel::<4>(call, $out);
-                            first += 4
-                        }
-                        2.. => {
-                            $kernel::<2>(call, $out);
-                            first += 2
-                        }
-                        _ => {
-                            $kernel::<1>(call, $out);
-                            first += 1
-                        }
-                    }
-                }
-            }
-        }};
-    }
-    pub(in super::super) use in_row_groups;
-
-    fn dot_q4_1(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
-        assert!(panel.len() >= input.columns / BLOCK * Q4_1_PANEL_BLOCK);
-        in_row_groups!(q4_1_rows, panel, input, rows, out);
-    }
-
-    fn dot_q8_0(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
-        assert!(panel.len() >= input.columns / BLOCK * Q8_0_PANEL_BLOCK);
-        in_row_groups!(q8_0_rows, panel, input, rows, out);
-    }
+    // 16 registers hold 8 weight vectors and 4 sums.
+    dot_by_rows!([4: 4] [2: 2] [1: 1]);
 
     /// Four bytes of input in every lane.
     #[inline]

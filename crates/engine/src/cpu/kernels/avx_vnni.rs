@@ -36,20 +36,13 @@ macro_rules! dot_kernels {
         mod $name {
             use std::arch::x86_64::*;
 
-            use crate::cpu::kernels::avx2::{Call, eight_halves, four_quants, in_row_groups, store};
+            use crate::cpu::kernels::avx2::{eight_halves, four_quants, store};
+            use crate::cpu::kernels::rows::{Call, RowsAtBlock, dot_by_rows};
             use crate::cpu::kernels::{
-                BLOCK, InputRows, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, RowsAtBlock,
+                BLOCK, InputRows, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET,
             };
 
-            pub(super) fn dot_q4_1(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
-                assert!(panel.len() >= input.columns / BLOCK * Q4_1_PANEL_BLOCK);
-                in_row_groups!(q4_1_rows, panel, input, rows, out);
-            }
-
-            pub(super) fn dot_q8_0(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
-                assert!(panel.len() >= input.columns / BLOCK * Q8_0_PANEL_BLOCK);
-                in_row_groups!(q8_0_rows, panel, input, rows, out);
-            }
+            dot_by_rows!([4: 4] [2: 2] [1: 1]);
 
             /// # Safety
             /// The CPU has the features; `panel` holds `blocks` blocks, as many as a row of the input has; `first + ROWS` input rows exist.

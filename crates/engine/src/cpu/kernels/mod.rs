@@ -12,6 +12,8 @@ pub(crate) mod lanes;
 mod neon;
 pub(crate) mod pairs;
 mod portable;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod rows;
 pub(crate) mod vector;
 
 use self::pairs::PairKernel;
@@ -68,78 +70,6 @@ impl InputRows<'_> {
         assert!(self.quants.len() >= rows * self.columns);
         assert!(self.marks.len() >= rows * blocks);
         blocks
-    }
-}
-
-/// The rows of a kernel call at one of their blocks. It goes along the blocks by pointers: with checked sums and products of indices
-/// the inner loop had as many instructions for these as for its work.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-#[derive(Clone, Copy)]
-struct RowsAtBlock {
-    quants: *const i8,
-    marks: *const BlockMarks,
-    /// From row to row.
-    columns: usize,
-    blocks: usize,
-}
-
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-impl RowsAtBlock {
-    /// # Safety
-    /// `first` is below the rows that `check_quantised` has found.
-    #[inline(always)]
-    unsafe fn first(input: &InputRows<'_>, first: usize) -> Self {
-        let (columns, blocks) = (input.columns, input.columns / BLOCK);
-        let (cell, mark) = (first * columns, first * blocks);
-        // SAFETY: both are inside what `check_quantised` has found.
-        unsafe {
-            Self {
-                quants: input.quants.as_ptr().add(cell),
-                marks: input.marks.as_ptr().add(mark),
-                columns,
-                blocks,
-            }
-        }
-    }
-
-    /// So many blocks further, where only what is there may be read.
-    #[inline(always)]
-    fn after(self, blocks: usize) -> Self {
-        Self {
-            quants: self.quants.wrapping_add(blocks * BLOCK),
-            marks: self.marks.wrapping_add(blocks),
-            ..self
-        }
-    }
-
-    /// # Safety
-    /// The row is one of those that `first` was promised, and the block is there.
-    #[inline(always)]
-    unsafe fn quants(self, row: usize) -> *const i8 {
-        // SAFETY: the caller's promise.
-        unsafe { self.quants.add(row.wrapping_mul(self.columns)) }
-    }
-    /// # Safety
-    /// As `quants`.
-    #[inline(always)]
-    unsafe fn scale(self, row: usize) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).scale }
-    }
-    /// # Safety
-    /// As `quants`.
-    #[inline(always)]
-    unsafe fn offset(self, row: usize) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).offset }
-    }
-    /// # Safety
-    /// As `quants`.
-    #[inline(always)]
-    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "its 8-bit weights are signed"))]
-    unsafe fn sum(self, row: usize) -> i32 {
-        // SAFETY: the caller's promise.
-        unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).sum }
     }
 }
 

@@ -19,10 +19,10 @@ mod aarch64 {
     use std::arch::asm;
     use std::arch::is_aarch64_feature_detected;
 
+    use crate::cpu::kernels::rows::{Call, RowsAtBlock, dot_by_rows};
     use crate::cpu::kernels::vector::four_halves;
     use crate::cpu::kernels::{
-        BLOCK, InputRows, Kernels, LANES, Lanes, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, RowsAtBlock,
-        lane_kernels,
+        BLOCK, InputRows, Kernels, LANES, Lanes, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, lane_kernels,
     };
 
     lane_kernels!("neon", crate::cpu::kernels::vector::Neon);
@@ -46,58 +46,9 @@ mod aarch64 {
         })
     }
 
-    struct Call<'a> {
-        panel: *const u8,
-        input: &'a InputRows<'a>,
-        first: usize,
-        blocks: usize,
-    }
-
-    /// Splits up to 8 rows into groups of 4, 2 and 1. Four rows and eight outputs have eight sums of products, eight of blocks and eight inputs in
-    /// the 32 registers; fewer rows take all 16 outputs at a time.
-    macro_rules! in_row_groups {
-        ($kernel:ident, $panel:expr, $input:expr, $rows:expr, $out:expr) => {{
-            assert!($rows <= MAX_ROWS);
-            let blocks = $input.check_quantised($rows);
-            let mut first = 0;
-            while first < $rows {
-                let call = Call {
-                    panel: $panel.as_ptr(),
-                    input: $input,
-                    first,
-                    blocks,
-                };
-                // SAFETY: chosen only after `detect`; the lengths of panel and input were checked by the caller and
-                // above, and `first + group <= rows <= MAX_ROWS`.
-                unsafe {
-                    match $rows - first {
-                        4.. => {
-                            $kernel::<4, 2>(call, $out);
-                            first += 4
-                        }
-                        2.. => {
-                            $kernel::<2, 4>(call, $out);
-                            first += 2
-                        }
-                        _ => {
-                            $kernel::<1, 4>(call, $out);
-                            first += 1
-                        }
-                    }
-                }
-            }
-        }};
-    }
-
-    fn dot_q4_1(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
-        assert!(panel.len() >= input.columns / BLOCK * Q4_1_PANEL_BLOCK);
-        in_row_groups!(q4_1_rows, panel, input, rows, out);
-    }
-
-    fn dot_q8_0(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
-        assert!(panel.len() >= input.columns / BLOCK * Q8_0_PANEL_BLOCK);
-        in_row_groups!(q8_0_rows, panel, input, rows, out);
-    }
+    // Four rows and eight outputs have eight sums of products, eight of blocks and eight inputs in the 32 registers; fewer rows take all 16 outputs at a
+    // time.
+    dot_by_rows!([4: 4, 2] [2: 2, 4] [1: 1, 4]);
 
     /// A body for each of the four groups of four quants in a register.
     macro_rules! for_each_quarter {

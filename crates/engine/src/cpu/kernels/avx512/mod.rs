@@ -21,10 +21,11 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::pairs;
+    use crate::cpu::kernels::rows::{Call, RowsAtBlock, dot_by_rows};
     use crate::cpu::kernels::vector::{Avx512, Vector as _};
     use crate::cpu::kernels::{
         BLOCK, InputRows, Kernels, LANES, Lanes, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET,
-        RowsAtBlock, lane_kernels,
+        lane_kernels,
     };
 
     /// A row that is alone needs a block in 15 ns, and memory answers in about 100 ns. With 4 KiB an Intel Xeon streamed weights 1.3 times as fast as
@@ -63,61 +64,7 @@ mod x86 {
         })
     }
 
-    /// Splits up to 8 rows into groups of 8, 4, 2 and 1, each with its own unrolled code.
-    macro_rules! in_row_groups {
-        ($kernel:ident, $panel:expr, $input:expr, $rows:expr, $out:expr) => {{
-            assert!($rows <= MAX_ROWS);
-            let blocks = $input.check_quantised($rows);
-            let mut first = 0;
-            while first < $rows {
-                let call = Call {
-                    panel: $panel.as_ptr(),
-                    input: $input,
-                    first,
-                    blocks,
-                };
-                // SAFETY: chosen only after `detect`; the lengths of panel and input were checked by the caller and
-                // above, and `first + group <= rows <= MAX_ROWS`.
-                unsafe {
-                    match $rows - first {
-                        8.. => {
-                            $kernel::<8>(call, $out);
-                            first += 8
-                        }
-                        4.. => {
-                            $kernel::<4>(call, $out);
-                            first += 4
-                        }
-                        2.. => {
-                            $kernel::<2>(call, $out);
-                            first += 2
-                        }
-                        _ => {
-                            $kernel::<1>(call, $out);
-                            first += 1
-                        }
-                    }
-                }
-            }
-        }};
-    }
-
-    struct Call<'a> {
-        panel: *const u8,
-        input: &'a InputRows<'a>,
-        first: usize,
-        blocks: usize,
-    }
-
-    fn dot_q4_1(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
-        assert!(panel.len() >= input.columns / BLOCK * Q4_1_PANEL_BLOCK);
-        in_row_groups!(q4_1_rows, panel, input, rows, out);
-    }
-
-    fn dot_q8_0(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs) {
-        assert!(panel.len() >= input.columns / BLOCK * Q8_0_PANEL_BLOCK);
-        in_row_groups!(q8_0_rows, panel, input, rows, out);
-    }
+    dot_by_rows!([8: 8] [4: 4] [2: 2] [1: 1]);
 
     /// Four bytes of input in every lane.
     #[inline]

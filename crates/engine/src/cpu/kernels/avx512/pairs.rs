@@ -4,8 +4,9 @@ use std::arch::x86_64::*;
 
 use super::x86::{four_quants, keep_order};
 use crate::cpu::kernels::pairs::{PairCall, PairKernel, UnpackedBlock};
+use crate::cpu::kernels::rows::RowsAtBlock;
 use crate::cpu::kernels::vector::{Avx512, Vector as _};
-use crate::cpu::kernels::{Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET, RowsAtBlock};
+use crate::cpu::kernels::{Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET};
 
 pub(super) const Q4_1: PairKernel = PairKernel {
     block_bytes: Q4_1_PANEL_BLOCK,
