@@ -3,7 +3,7 @@
 //! A phase ends when all its **tiles** are done, not when all threads have arrived. When the system suspends a thread
 //! between two tiles, the other threads take its share. (An engine that waits for all threads of a phase becomes many
 //! times slower beside a competing job.) A waiting thread spins for a short time and then parks. The caller of
-//! [`Pool::parallel`] works too.
+//! [`Pool::parallel`] works too. A thread that is often suspended in the middle of a tile rests ([`super::rest`]).
 //!
 //! The claim word packs (phase number, tile count, next tile). A late thread therefore either gets a tile of the phase
 //! that runs now or learns that there is none.
@@ -13,7 +13,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use super::rest::Rests;
 use crate::EngineError;
 
 /// More threads than this on one model of this size only wait for each other.
@@ -23,6 +25,8 @@ const MOST_THREADS: usize = 256;
 const WORKER_SPINS: u32 = 1_000;
 /// Iterations of the caller before it lets the system run the thread that still works on a tile.
 const CALLER_SPINS: u32 = 500;
+/// A thread that the caller has waited for this long is late. Most tiles take a tenth of it.
+const LATE: Duration = Duration::from_micros(100);
 
 const TILE_BITS: u32 = 24;
 const TILE_MASK: u64 = (1 << TILE_BITS) - 1;
@@ -31,12 +35,22 @@ const MOST_TILES: usize = (TILE_MASK as usize) - MOST_THREADS - 1;
 
 type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
+/// What a worker and the caller tell each other. Each has its own line of the cache (two, because they are fetched in pairs).
+#[repr(align(128))]
+#[derive(Default)]
+struct Worker {
+    in_tile: AtomicBool,
+    /// It takes no new phase. A tile that it claimed before is done.
+    rests: AtomicBool,
+}
+
 struct Shared {
     /// `phase << 48 | count << 24 | next`.
     claim: AtomicU64,
     done: AtomicU32,
-    /// The number of workers that are parked or about to park.
+    /// The number of workers that are parked or about to park and do not rest.
     sleepers: AtomicU32,
+    workers: Box<[Worker]>,
     stop: AtomicBool,
     panicked: AtomicBool,
     /// The running phase's closure. Written by the caller between phases, read only by holders of a claimed tile.
@@ -57,6 +71,7 @@ pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     phase: u64,
+    rests: Rests,
 }
 
 impl Pool {
@@ -72,6 +87,7 @@ impl Pool {
             claim: AtomicU64::new(0),
             done: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
+            workers: (1..threads).map(|_| Worker::default()).collect(),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             work: UnsafeCell::new(None),
@@ -82,6 +98,7 @@ impl Pool {
             shared,
             workers: Vec::with_capacity(threads - 1),
             phase: 0,
+            rests: Rests::of(threads - 1, Instant::now()),
         };
         for thread in 1..threads {
             let shared = Arc::clone(&pool.shared);
@@ -102,7 +119,10 @@ impl Pool {
     /// What a tile wrote is visible to all tiles of later phases.
     pub(crate) fn parallel(&mut self, tiles: usize, work: Work<'_>) {
         assert!(tiles <= MOST_TILES, "a phase of {tiles} tiles");
-        if self.workers.is_empty() || tiles <= 1 {
+        if self.rests.resting() > 0 {
+            self.end_rests(Instant::now());
+        }
+        if self.rests.resting() == self.workers.len() || tiles <= 1 {
             (0..tiles).for_each(|tile| work(tile, 0));
             return;
         }
@@ -117,9 +137,7 @@ impl Pool {
             Ordering::SeqCst,
         );
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
-            let _guard = shared.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            shared.sleepers.store(0, Ordering::SeqCst);
-            shared.wake.notify_all();
+            shared.wake_sleepers();
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| while claim_and_run(shared, 0) {}));
         if outcome.is_err() {
@@ -130,32 +148,67 @@ impl Pool {
                 true
             }) {}
         }
-        let mut spins = 0;
-        while (shared.done.load(Ordering::Acquire) as usize) < tiles {
-            spins += 1;
-            if spins < CALLER_SPINS {
-                std::hint::spin_loop()
-            } else {
-                std::thread::yield_now()
-            }
-        }
+        self.wait_for_the_last(tiles);
         if let Err(payload) = outcome {
             resume_unwind(payload);
         }
         assert!(
-            !shared.panicked.swap(false, Ordering::Relaxed),
+            !self.shared.panicked.swap(false, Ordering::Relaxed),
             "a thread of the engine panicked; its message is above"
         );
+    }
+
+    /// Waits until all tiles of the running phase are done.
+    fn wait_for_the_last(&mut self, tiles: usize) {
+        let shared = &*self.shared;
+        let all_done = || shared.done.load(Ordering::Acquire) as usize >= tiles;
+        for _ in 0..CALLER_SPINS {
+            if all_done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let since = Instant::now();
+        let mut late = None;
+        while !all_done() {
+            std::thread::yield_now();
+            if late.is_none() && since.elapsed() > LATE {
+                let in_tile = |worker: &Worker| worker.in_tile.load(Ordering::Relaxed);
+                late = shared.workers.iter().position(in_tile);
+            }
+        }
+        let now = Instant::now();
+        if let Some(worker) = late
+            && self.rests.waited_for(worker, now - since, now)
+        {
+            // Before the next phase is published, so that a worker that sees the phase sees this too.
+            shared.workers[worker].rests.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn end_rests(&mut self, now: Instant) {
+        let rested = self.rests.rested(now);
+        for &worker in &rested {
+            self.shared.workers[worker].rests.store(false, Ordering::SeqCst);
+        }
+        if !rested.is_empty() {
+            self.shared.wake_sleepers();
+        }
+    }
+}
+
+impl Shared {
+    fn wake_sleepers(&self) {
+        let _guard = self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.sleepers.store(0, Ordering::SeqCst);
+        self.wake.notify_all();
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        {
-            let _guard = self.shared.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            self.shared.wake.notify_all();
-        }
+        self.shared.wake_sleepers();
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its tiles; nothing is left to report here.
             let _ = worker.join();
@@ -179,9 +232,13 @@ fn claim_and_run(shared: &Shared, thread: usize) -> bool {
 }
 
 fn work_until_stopped(shared: &Shared, thread: usize) {
+    let worker = &shared.workers[thread - 1];
     loop {
         loop {
-            match catch_unwind(AssertUnwindSafe(|| claim_and_run(shared, thread))) {
+            worker.in_tile.store(true, Ordering::Relaxed);
+            let outcome = catch_unwind(AssertUnwindSafe(|| claim_and_run(shared, thread)));
+            worker.in_tile.store(false, Ordering::Relaxed);
+            match outcome {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(_) => {
@@ -190,17 +247,17 @@ fn work_until_stopped(shared: &Shared, thread: usize) {
                 }
             }
         }
-        if !wait_for_work(shared) {
+        if !wait_for_work(shared, worker) {
             return;
         }
     }
 }
 
 /// Returns when there are unclaimed tiles. False when the pool stops.
-fn wait_for_work(shared: &Shared) -> bool {
+fn wait_for_work(shared: &Shared, worker: &Worker) -> bool {
     let has_work = || {
         let claim = shared.claim.load(Ordering::SeqCst);
-        (claim & TILE_MASK) < (claim >> TILE_BITS) & TILE_MASK
+        (claim & TILE_MASK) < (claim >> TILE_BITS) & TILE_MASK && !worker.rests.load(Ordering::SeqCst)
     };
     for _ in 0..WORKER_SPINS {
         if has_work() {
@@ -214,8 +271,11 @@ fn wait_for_work(shared: &Shared) -> bool {
             return false;
         }
         // Announce first, look second. The caller publishes first and looks for sleepers second, so one of the two sees the
-        // other. The lock keeps the caller's notification from coming between our look and our wait.
-        shared.sleepers.fetch_add(1, Ordering::SeqCst);
+        // other. The lock keeps the caller's notification from coming between our look and our wait. A worker that rests
+        // does not announce itself, so that no phase wakes it.
+        if !worker.rests.load(Ordering::SeqCst) {
+            shared.sleepers.fetch_add(1, Ordering::SeqCst);
+        }
         if has_work() {
             return true;
         }
@@ -249,25 +309,66 @@ mod tests {
     #[test]
     fn parked_workers_wake_up() {
         let mut pool = Pool::new(2).unwrap();
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         for round in 0..3 {
             while pool.shared.sleepers.load(Ordering::SeqCst) == 0 {
-                assert!(std::time::Instant::now() < deadline, "the worker never parked");
+                assert!(Instant::now() < deadline, "the worker never parked");
                 std::thread::yield_now();
             }
+            // On a busy machine the worker may have to rest, and then it would not come.
+            pool.end_rests(Instant::now() + Duration::from_secs(3_600));
             // Both tiles wait for each other, so only a woken worker can let this phase end.
             let arrived = AtomicU32::new(0);
             pool.parallel(2, &|_, _| {
                 arrived.fetch_add(1, Ordering::SeqCst);
                 while arrived.load(Ordering::SeqCst) < 2 {
-                    assert!(
-                        std::time::Instant::now() < deadline,
-                        "round {round}: the worker never came"
-                    );
+                    assert!(Instant::now() < deadline, "round {round}: the worker never came");
                     std::thread::yield_now();
                 }
             });
         }
+    }
+
+    #[test]
+    fn a_worker_that_is_late_again_and_again_rests_and_comes_back() {
+        let mut pool = Pool::new(2).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        // The caller's tile ends when the worker has begun the other one, so that each phase has both.
+        let phase_with_a_slow_worker = |pool: &mut Pool| {
+            let arrived = AtomicU32::new(0);
+            pool.parallel(2, &|_, thread| {
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < 2 && Instant::now() < deadline {
+                    std::thread::yield_now();
+                }
+                if thread == 1 {
+                    let slow_until = Instant::now() + Duration::from_millis(4);
+                    while Instant::now() < slow_until {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        };
+        while pool.rests.resting() == 0 {
+            assert!(Instant::now() < deadline, "it never had to rest");
+            phase_with_a_slow_worker(&mut pool);
+        }
+        let came_back = AtomicBool::new(false);
+        let mut ran_alone = 0;
+        while !came_back.load(Ordering::Relaxed) {
+            assert!(Instant::now() < deadline, "it never came back");
+            let tiles = AtomicU32::new(0);
+            pool.parallel(64, &|_, thread| {
+                if thread == 1 {
+                    came_back.store(true, Ordering::Relaxed);
+                }
+                tiles.fetch_add(1, Ordering::Relaxed);
+                std::thread::yield_now();
+            });
+            assert_eq!(tiles.load(Ordering::Relaxed), 64);
+            ran_alone += u32::from(!came_back.load(Ordering::Relaxed));
+        }
+        assert!(ran_alone > 0, "it did not rest");
     }
 
     #[test]
