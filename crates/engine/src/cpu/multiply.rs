@@ -110,7 +110,7 @@ impl Step<'_> {
         let (rows, columns) = (product.rows, product.matrices[0].columns);
         let number = self.scratch.product.fetch_add(1, Ordering::Relaxed) + 1;
         let width = product.write.panels();
-        let (units, threads) = (units(product, width), pool.threads());
+        let (units, threads) = (units(product, width), pool.active_threads());
         pool.parallel(SHARES.len() * threads, &|tile, thread| {
             let share = share_of(tile, threads, units);
             if share.is_empty() {
@@ -158,7 +158,7 @@ impl Step<'_> {
             true => product.write.panels().max(2),
             false => product.write.panels(),
         };
-        let (units, parts, threads) = (units(product, width), rows.div_ceil(PAIR_ROWS), pool.threads());
+        let (units, parts, threads) = (units(product, width), rows.div_ceil(PAIR_ROWS), pool.active_threads());
         pool.parallel(units * parts, &|tile, thread| {
             let first_row = tile % parts * PAIR_ROWS;
             let rows = first_row..(first_row + PAIR_ROWS).min(rows);

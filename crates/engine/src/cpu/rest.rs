@@ -3,20 +3,20 @@
 //! Beside a process that uses the same core, a thread loses that core for milliseconds in the middle of a tile. All other
 //! threads then wait for that one tile. With few threads and short phases this costs more than the thread brings: with two
 //! threads, of which one had half of a core, steps of one stream took 1.2 to 1.35 times as long as with one thread alone
-//! (docs/measurements/engine-speed.md). So the time that the pool waits for a thread is the thread's debt. A thread with
-//! too much debt rests, and then it tries again. Sleeping while waiting, so that the system moves the suspended thread to
-//! the free core, was tried and changed nothing: the system does not move a thread that ran a moment ago.
+//! (docs/measurements/engine-speed.md). So the time for which the pool waits while a thread is suspended is the thread's debt.
+//! A thread with too much debt rests, and then it tries again. To sleep while waiting, so that the system may move the suspended thread
+//! to the free core, did not help.
 //!
 //! This is a decision without threads or clocks; `pool.rs` carries it out.
 
 use std::time::{Duration, Instant};
 
-/// A debt above this is a reason to rest. One slice of a competing process takes up to 4 ms (a tick of 250 Hz), so one
-/// interruption alone is none, and two in a row are.
+/// A debt above this is a reason to rest. With a tick of 250 Hz, as on the machine of the measurements, a slice of a competing
+/// process takes up to 4 ms. So one interruption alone is no reason, and two in a row are.
 const MOST_DEBT: Duration = Duration::from_millis(5);
-/// A trial beside a competing process loses some 8 ms, so the first rest limits the loss to an eighth, and the longest to
-/// a fiftieth. A longer one would keep a thread idle for long when the competitor has gone.
-const FIRST_REST: Duration = Duration::from_millis(50);
+/// A trial beside a competing process loses some 8 ms, two of its slices. So the first rest limits the loss to about an eighth,
+/// and the longest to a fiftieth. A longer one would keep a thread idle for long when the competitor has gone.
+pub(super) const FIRST_REST: Duration = Duration::from_millis(50);
 const LONGEST_REST: Duration = Duration::from_millis(400);
 
 #[derive(Clone, Copy)]
@@ -60,16 +60,16 @@ impl Rests {
         self.resting
     }
 
-    /// The pool could do nothing but wait for `worker`, for the time `waited`. True when that worker should rest from now on.
-    pub(super) fn waited_for(&mut self, worker: usize, waited: Duration, now: Instant) -> bool {
+    /// The pool could do nothing but wait while `worker` was suspended for so long. True when that worker should rest from now on.
+    pub(super) fn waited_for(&mut self, worker: usize, suspended: Duration, now: Instant) -> bool {
         let threads = (self.accounts.len() - self.resting + 1) as f64;
         let Account::Working { debt, as_of, last_rest } = &mut self.accounts[worker] else {
             return false;
         };
         // With one thread fewer, n threads take n / (n - 1) times as long, so to wait for less than 1 / n of the time still
-        // pays. Two thirds of it, because n threads that share the memory's bandwidth are not n times as fast as one.
+        // pays if n threads are n times as fast as one. They share the memory's bandwidth, so two thirds of it.
         let forgiven = now.saturating_duration_since(*as_of).mul_f64(2.0 / (3.0 * threads));
-        *debt = debt.saturating_sub(forgiven) + waited;
+        *debt = debt.saturating_sub(forgiven) + suspended;
         *as_of = now;
         if *debt <= MOST_DEBT {
             return false;
@@ -86,9 +86,8 @@ impl Rests {
         true
     }
 
-    /// The workers whose rest is over. They work from now on.
-    pub(super) fn rested(&mut self, now: Instant) -> Vec<usize> {
-        let mut rested = Vec::new();
+    /// Ends the rests that are over, and names their workers.
+    pub(super) fn end(&mut self, now: Instant, mut is_back: impl FnMut(usize)) {
         for (worker, account) in self.accounts.iter_mut().enumerate() {
             if let Account::Resting(rest) = *account
                 && rest.until <= now
@@ -98,11 +97,10 @@ impl Rests {
                     as_of: now,
                     last_rest: Some(rest),
                 };
-                rested.push(worker);
+                self.resting -= 1;
+                is_back(worker);
             }
         }
-        self.resting -= rested.len();
-        rested
     }
 }
 
@@ -114,13 +112,19 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// `waited` of every `period` is lost in waiting for worker 0 of `workers`, for at most 10 s. When it had to rest.
-    fn first_rest(workers: usize, waited: Duration, period: Duration) -> Option<Duration> {
+    fn back(rests: &mut Rests, now: Instant) -> Vec<usize> {
+        let mut back = Vec::new();
+        rests.end(now, |worker| back.push(worker));
+        back
+    }
+
+    /// Worker 0 of `workers` is suspended for so long in every `period`, for at most 10 s. When it had to rest.
+    fn first_rest(workers: usize, suspended: Duration, period: Duration) -> Option<Duration> {
         let start = Instant::now();
         let mut rests = Rests::of(workers, start);
         (1..=10_000 / period.as_millis() as u32)
             .map(|nth| period * nth)
-            .find(|&at| rests.waited_for(0, waited, start + at))
+            .find(|&at| rests.waited_for(0, suspended, start + at))
     }
 
     #[test]
@@ -147,7 +151,7 @@ mod tests {
             assert_eq!(rests.resting(), 1);
             assert!(!rests.waited_for(0, ms(6), now), "it rests already");
             let began = now;
-            while rests.rested(now).is_empty() {
+            while back(&mut rests, now).is_empty() {
                 now += ms(10);
             }
             assert_eq!(rests.resting(), 0);
@@ -157,7 +161,7 @@ mod tests {
         now += ms(401);
         assert!(rests.waited_for(0, ms(6), now));
         assert_eq!(
-            rests.rested(now + ms(50)),
+            back(&mut rests, now + ms(50)),
             [0],
             "it had worked for longer than it had rested"
         );
@@ -171,6 +175,7 @@ mod tests {
             assert!(!rests.waited_for(worker, ms(4), now));
         }
         assert!(rests.waited_for(1, ms(4), now));
-        assert_eq!((rests.resting(), rests.rested(now + ms(60))), (1, vec![1]));
+        assert_eq!(rests.resting(), 1);
+        assert_eq!(back(&mut rests, now + ms(60)), [1]);
     }
 }
