@@ -4,9 +4,8 @@
 //! All floating-point work is IEEE f32 with the default rounding. Only `fma(a, b, c)`, which is `a * b + c`, rounds a product and a sum once. Sums have
 //! the order given here. `exp` is [`crate::math::exp`]. "Tree sum" of 16 lanes: add lane i + 8 to lane i, then i + 4, i + 2, i + 1.
 //! - **Embedding**: a row of the matrix, dequantised from its panels; in families that scale it, times `sqrt(hidden size)`.
-//! - **RMS norm**: squares summed in 16 lanes over the row, tree sum, divided by the length, plus epsilon;
-//!   `s = 1 / sqrt(that)`; result `(x * s) * weight`. A norm of heads does so for each head, before RoPE. A norm after attention
-//!   or after the feed-forward part does so for the finished output of the matrix, before it is added to the residual stream.
+//! - **RMS norm**: squares summed in 16 lanes over the row, tree sum, divided by the length, plus epsilon; `s = 1 / sqrt(that)`; result `(x * s) * weight`. A norm of
+//!   heads does so for each head, before RoPE. A norm after attention or after the feed-forward part does so for the finished output of the matrix, before the residual sum.
 //! - **Bias**, in architectures that have one: added to a finished output of a matrix.
 //! - **RoPE**: pairs, (2i, 2i+1) or (i, i + dims/2) by architecture, of the first `dims` values of a head (usually all) turn by
 //!   `position * speed`. The speed is `base^(-2i / dims)`, divided by the factor of a linear scaling or by the pair's own factor, or changed by
@@ -30,10 +29,11 @@
 //! - F32, F16, BF16, Q5_1, Q5_K and Q6_K as Q8_0: dequantised to f32, then per block of 32 `d = absmax / 127`, rounded up to f16, and
 //!   `q = x / d`, rounded to the nearest integer, halves to even. When gate and up differ in this, both are Q8_0, in this way, Q4_0 exactly.
 //!
-//! The input of every matrix is quantised per row and block of 32: `scale = absmax / 127`, `q = x * (127 / absmax)` rounded to the nearest
-//! integer, halves to even; a block whose absmax is below 1e-30 is zero. An output is a sum over blocks in order, one f32 accumulator:
-//! `acc = fma(d * scale, dot, acc)` (block scale d, dot of 4-bit or 8-bit integers with 8-bit integers, exact in i32), and for Q4_1 then
-//! `acc = fma(m, scale * sum(q), acc)` (minimum m). KV is stored as f16, rounded to nearest even.
+//! The input of every matrix is quantised per row and block of 32, from its smallest value to its largest: `middle = largest * 0.5 + smallest * 0.5`,
+//! `range = largest - smallest`, `scale = range / 254`, `q = (x - middle) * (254 / range)`, kept within -127 and 127 and rounded to the nearest integer,
+//! halves to even. With a range below 1e-30 the scale and all q are zero. An output is a sum over blocks in order, one f32 accumulator: `acc = fma(d * scale, dot, acc)`
+//! (block scale d, dot of the weights' integers with q, exact in i32), for Q4_1 then `acc = fma(m, middle * 32 + scale * sum(q), acc)` (minimum m), and
+//! `acc = fma(d * sum of the weights' integers, middle, acc)`. KV is stored as f16, rounded to nearest even.
 //!
 //! # `Exact`
 //! The reference: weights of every type dequantised to f32 (`model_files::gguf::dequantise_row`), f32 inputs and KV. An output has 4
@@ -55,7 +55,7 @@ impl Numerics {
     /// Part of the compatibility hash. The number after the slash changes with any change of the definition.
     pub fn id(self) -> &'static str {
         match self {
-            Numerics::Int8Blocks => "cpu-int8-blocks/2",
+            Numerics::Int8Blocks => "cpu-int8-blocks/3",
             Numerics::Exact => "cpu-exact-f32/2",
         }
     }

@@ -91,7 +91,7 @@ async fn a_prefill_node_that_differs_never_sends_a_byte_and_the_others_go_on() {
     let mut options = options("1p1d").expect("options");
     options.log_dir = Some(folder.path().to_owned());
     let cluster = TestCluster::start_with(options).await.expect("cluster");
-    let exact = "numerics_id is cpu-exact-f32/2 on stranger and cpu-int8-blocks/2 on decode-0";
+    let exact = "numerics_id is cpu-exact-f32/2 on stranger and cpu-int8-blocks/3 on decode-0";
     let differences: [(&str, &Path, &[&str]); 4] = [
         (
             "block_tokens is 32 on stranger and 16 on decode-0",

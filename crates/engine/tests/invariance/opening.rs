@@ -63,7 +63,7 @@ fn models_and_options_that_cannot_run_are_typed_errors() {
         ..int8()
     };
     let engine = tiny(&base, watched).unwrap();
-    assert_eq!(engine.model().numerics_id, "cpu-int8-blocks/2");
+    assert_eq!(engine.model().numerics_id, "cpu-int8-blocks/3");
     assert_eq!(engine.model().vocab_size as usize, TINY_VOCAB_SIZE);
     assert!(reports.windows(2).all(|pair| pair[0].done_bytes < pair[1].done_bytes));
     let last = reports.last().unwrap();

@@ -57,10 +57,13 @@ macro_rules! dot_kernels {
                         // SAFETY: the loop runs once for each block that the callers' checks of panel and input have covered.
                         unsafe {
                             let mut dots = [_mm256_setzero_si256(); ROWS];
+                            // A byte stays below 8 * 15 = 120.
+                            let mut bytes = _mm256_setzero_si256();
                             for i in 0..4 {
                                 let packed = _mm256_loadu_si256(weights.add(64 * i + 32 * half).cast());
                                 let low = _mm256_and_si256(packed, low_nibble);
                                 let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), low_nibble);
+                                bytes = _mm256_add_epi8(bytes, _mm256_add_epi8(low, high));
                                 for row in 0..ROWS {
                                     let quants = input.quants(row).add(4 * i);
                                     let dot = $add_products(dots[row], low, four_quants(quants));
@@ -69,10 +72,13 @@ macro_rules! dot_kernels {
                             }
                             let d = eight_halves(weights.add(256 + 16 * half));
                             let m = eight_halves(weights.add(288 + 16 * half));
+                            let weight_sum = $add_products(_mm256_setzero_si256(), bytes, _mm256_set1_epi8(1));
+                            let weight_sums = _mm256_mul_ps(d, _mm256_cvtepi32_ps(weight_sum));
                             for row in 0..ROWS {
                                 let scale = _mm256_mul_ps(d, _mm256_set1_ps(input.scale(row)));
                                 sums[row] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dots[row]), sums[row]);
                                 sums[row] = _mm256_fmadd_ps(m, _mm256_set1_ps(input.offset(row)), sums[row]);
+                                sums[row] = _mm256_fmadd_ps(weight_sums, _mm256_set1_ps(input.middle(row)), sums[row]);
                             }
                         }
                         weights = weights.wrapping_add(Q4_1_PANEL_BLOCK);
@@ -98,17 +104,21 @@ macro_rules! dot_kernels {
                             for row in 0..ROWS {
                                 dots[row] = _mm256_set1_epi32((-Q8_OFFSET).wrapping_mul(input.sum(row)));
                             }
+                            let mut weight_sum = _mm256_set1_epi32(-Q8_OFFSET * BLOCK as i32);
                             for i in 0..8 {
                                 let stored = _mm256_loadu_si256(weights.add(64 * i + 32 * half).cast());
+                                weight_sum = $add_products(weight_sum, stored, _mm256_set1_epi8(1));
                                 for row in 0..ROWS {
                                     let quants = four_quants(input.quants(row).add(4 * i));
                                     dots[row] = $add_products(dots[row], stored, quants);
                                 }
                             }
                             let d = eight_halves(weights.add(512 + 16 * half));
+                            let weight_sums = _mm256_mul_ps(d, _mm256_cvtepi32_ps(weight_sum));
                             for row in 0..ROWS {
                                 let scale = _mm256_mul_ps(d, _mm256_set1_ps(input.scale(row)));
                                 sums[row] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dots[row]), sums[row]);
+                                sums[row] = _mm256_fmadd_ps(weight_sums, _mm256_set1_ps(input.middle(row)), sums[row]);
                             }
                         }
                         weights = weights.wrapping_add(Q8_0_PANEL_BLOCK);

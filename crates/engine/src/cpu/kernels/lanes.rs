@@ -4,7 +4,7 @@ use super::vector::Vector;
 use super::{BLOCK, BlockMarks, InputRows, LANES, Lanes, MAX_ROWS, Outputs};
 use crate::math::ROUND_F32;
 
-/// A block whose largest magnitude is below this is stored as zero, because 127 divided by it would not be finite.
+/// The quants of a block whose values differ by less are zero, because 254 divided by it would not be finite.
 const TINY: f32 = 1e-30;
 
 /// Lengths are equal and multiples of 16.
@@ -56,21 +56,35 @@ pub(crate) fn quantise_blocks<V: Vector>([first, second]: [&[Lanes]; 2], out: &m
 
 #[inline(always)]
 fn quantised<V: Vector>(x: [V; 2]) -> QuantisedBlock {
-    let largest = x[0].abs().larger(x[1].abs()).largest();
-    if largest < TINY {
-        return QuantisedBlock::default();
-    }
-    let to_quant = V::splat(127.0 / largest);
-    let round = V::splat(ROUND_F32);
+    let zero = V::splat(0.0);
+    let largest = x[0].larger(x[1]).largest();
+    let smallest = 0.0 - zero.sub(x[0].smaller(x[1])).largest();
+    let (range, middle) = (largest - smallest, largest * 0.5 + smallest * 0.5);
+    let (scale, to_quant) = match range < TINY {
+        true => (0.0, 0.0),
+        false => (range / 254.0, 254.0 / range),
+    };
+    let (by, from) = (V::splat(to_quant), V::splat(middle));
+    let rounded = [rounded_quants(x[0], from, by), rounded_quants(x[1], from, by)];
     // The low byte of the rounded sum's bits is the integer in two's complement.
-    let (quants, sum) = V::low_bytes([x[0].mul(to_quant).add(round), x[1].mul(to_quant).add(round)]);
-    let scale = largest / 127.0;
+    let (quants, sum) = V::low_bytes(rounded);
     let marks = BlockMarks {
         scale,
-        offset: scale * sum as f32,
+        middle,
+        offset: middle * BLOCK as f32 + scale * sum as f32,
         sum,
     };
     QuantisedBlock { quants, marks }
+}
+
+/// `(x - middle) * to_quant`, with [`ROUND_F32`] added. Where the middle of two neighbouring numbers is one of them, a quant would be 254.
+#[inline(always)]
+fn rounded_quants<V: Vector>(x: V, middle: V, to_quant: V) -> V {
+    let quants = x.sub(middle).mul(to_quant);
+    quants
+        .larger(V::splat(-127.0))
+        .smaller(V::splat(127.0))
+        .add(V::splat(ROUND_F32))
 }
 
 #[inline(always)]

@@ -43,7 +43,7 @@ pub(crate) type Outputs = [Lanes; MAX_ROWS];
 pub(crate) struct InputRows<'a> {
     /// `[row][column]`.
     pub values: &'a [f32],
-    /// `[row][column]`, -127..=127.
+    /// `[row][column]`, -127..=127. A value is about `middle + scale * quant`.
     pub quants: &'a [i8],
     /// `[row][block]`.
     pub marks: &'a [BlockMarks],
@@ -53,9 +53,11 @@ pub(crate) struct InputRows<'a> {
 /// What is known of 32 quantised inputs. It lies together, because a tile writes it for one block of many rows.
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
 pub(crate) struct BlockMarks {
-    /// absmax / 127.
+    /// (largest - smallest) / 254.
     pub scale: f32,
-    /// The scale times the sum.
+    /// Halfway between the largest and the smallest.
+    pub middle: f32,
+    /// The sum of the 32 values that the quants stand for.
     pub offset: f32,
     /// The sum of the quants.
     pub sum: i32,

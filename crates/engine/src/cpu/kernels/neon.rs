@@ -106,13 +106,14 @@ mod aarch64 {
     /// The CPU has the features; `panel` holds `blocks` blocks, as many as a row of the input has; `first + ROWS` input rows exist; `PARTS` divides 4.
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn q4_1_rows<const ROWS: usize, const PARTS: usize>(call: Call<'_>, out: &mut Outputs) {
-        let low_nibble = vdupq_n_u8(15);
+        let (low_nibble, ones) = (vdupq_n_u8(15), vdupq_n_s8(1));
         for first_part in (0..LANES / 4).step_by(PARTS) {
             let mut sums = [[vdupq_n_f32(0.0); PARTS]; ROWS];
             // SAFETY: the caller's promise.
             let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
             for _ in 0..call.blocks {
                 let mut dots = [[vdupq_n_s32(0); PARTS]; ROWS];
+                let mut weight_sums = [vdupq_n_s32(0); PARTS];
                 // SAFETY: the loop runs once for each block that the callers' checks of panel and input have covered.
                 unsafe {
                     let quants = quants_of::<ROWS>(input);
@@ -121,6 +122,7 @@ mod aarch64 {
                             let packed = vld1q_u8(weights.add(64 * QUARTER + 16 * (first_part + part)));
                             let low = vreinterpretq_s8_u8(vandq_u8(packed, low_nibble));
                             let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(packed));
+                            weight_sums[part] = add_products::<0>(weight_sums[part], vaddq_s8(low, high), ones);
                             for row in 0..ROWS {
                                 let dot = add_products::<QUARTER>(dots[row][part], low, quants[row][0]);
                                 dots[row][part] = add_products::<QUARTER>(dot, high, quants[row][1]);
@@ -130,10 +132,12 @@ mod aarch64 {
                     for part in 0..PARTS {
                         let d = four_halves(weights.add(256 + 8 * (first_part + part)));
                         let m = four_halves(weights.add(288 + 8 * (first_part + part)));
+                        let weight_sums = vmulq_f32(d, vcvtq_f32_s32(weight_sums[part]));
                         for row in 0..ROWS {
                             let scale = vmulq_n_f32(d, input.scale(row));
                             let sum = vfmaq_f32(sums[row][part], scale, vcvtq_f32_s32(dots[row][part]));
-                            sums[row][part] = vfmaq_n_f32(sum, m, input.offset(row));
+                            let sum = vfmaq_n_f32(sum, m, input.offset(row));
+                            sums[row][part] = vfmaq_n_f32(sum, weight_sums, input.middle(row));
                         }
                     }
                 }
@@ -149,13 +153,14 @@ mod aarch64 {
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn q8_0_rows<const ROWS: usize, const PARTS: usize>(call: Call<'_>, out: &mut Outputs) {
         // The weights in memory are 128 too large.
-        let offset = vdupq_n_u8(0x80);
+        let (offset, ones) = (vdupq_n_u8(0x80), vdupq_n_s8(1));
         for first_part in (0..LANES / 4).step_by(PARTS) {
             let mut sums = [[vdupq_n_f32(0.0); PARTS]; ROWS];
             // SAFETY: the caller's promise.
             let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
             for _ in 0..call.blocks {
                 let mut dots = [[vdupq_n_s32(0); PARTS]; ROWS];
+                let mut weight_sums = [vdupq_n_s32(0); PARTS];
                 // SAFETY: as in `q4_1_rows`.
                 unsafe {
                     let quants = quants_of::<ROWS>(input);
@@ -164,6 +169,7 @@ mod aarch64 {
                             for part in 0..PARTS {
                                 let at = 64 * (4 * half + QUARTER) + 16 * (first_part + part);
                                 let signed = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(weights.add(at)), offset));
+                                weight_sums[part] = add_products::<0>(weight_sums[part], signed, ones);
                                 for row in 0..ROWS {
                                     dots[row][part] =
                                         add_products::<QUARTER>(dots[row][part], signed, quants[row][half]);
@@ -173,10 +179,12 @@ mod aarch64 {
                     }
                     for part in 0..PARTS {
                         let d = four_halves(weights.add(512 + 8 * (first_part + part)));
+                        let weight_sums = vmulq_f32(d, vcvtq_f32_s32(weight_sums[part]));
                         for row in 0..ROWS {
                             let scale = vmulq_n_f32(d, input.scale(row));
                             let dot = vcvtq_f32_s32(dots[row][part]);
-                            sums[row][part] = vfmaq_f32(sums[row][part], scale, dot);
+                            let sum = vfmaq_f32(sums[row][part], scale, dot);
+                            sums[row][part] = vfmaq_n_f32(sum, weight_sums, input.middle(row));
                         }
                     }
                 }

@@ -6,7 +6,7 @@
 
 use super::{InputRows, LANES, Lanes};
 
-/// Blocks that are unpacked together: those of two panels take 20 KB.
+/// Blocks that are unpacked together: those of two panels take 22 KB.
 pub(crate) const PAIR_BLOCKS: usize = 16;
 
 /// A block of a panel with 8-bit weights.
@@ -18,6 +18,8 @@ pub(crate) struct UnpackedBlock {
     pub scales: Lanes,
     /// Q8_0 has none.
     pub minima: Lanes,
+    /// The sum of the 32 weights without their minimum.
+    pub weight_sums: Lanes,
 }
 
 #[derive(Clone, Copy)]

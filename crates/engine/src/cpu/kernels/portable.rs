@@ -37,9 +37,25 @@ struct Unpacked {
     weights: [[i16; BLOCK]; LANES],
     scales: Lanes,
     minima: Lanes,
+    /// The sum of the 32 weights without their minimum.
+    sums: Lanes,
 }
 
-/// `acc += (d * scale) * dot` and then `acc += m * offset`, both fused, for one block and every row. Without minima only the first.
+impl Unpacked {
+    fn new(weights: [[i16; BLOCK]; LANES], scales: Lanes, minima: Lanes) -> Self {
+        let sum =
+            |lane: usize| scales[lane] * weights[lane].iter().map(|weight| i32::from(*weight)).sum::<i32>() as f32;
+        Self {
+            sums: std::array::from_fn(sum),
+            weights,
+            scales,
+            minima,
+        }
+    }
+}
+
+/// `acc += (d * scale) * dot`, `acc += m * offset` where there are minima, and `acc += (d * sum) * middle`, all fused, for one block
+/// and every row.
 fn add_block<const MINIMA: bool>(
     block: &Unpacked,
     (input, rows): (&InputRows<'_>, usize),
@@ -55,7 +71,9 @@ fn add_block<const MINIMA: bool>(
         {
             *wide = i16::from(*quant);
         }
-        let BlockMarks { scale, offset, .. } = input.marks[row * blocks + index];
+        let BlockMarks {
+            scale, middle, offset, ..
+        } = input.marks[row * blocks + index];
         for (lane, sum) in sums.iter_mut().enumerate() {
             let products = block.weights[lane].iter().zip(&quants);
             let dot: i32 = products
@@ -65,6 +83,7 @@ fn add_block<const MINIMA: bool>(
             if MINIMA {
                 *sum = block.minima[lane].mul_add(offset, *sum);
             }
+            *sum = block.sums[lane].mul_add(middle, *sum);
         }
     }
 }
@@ -83,16 +102,7 @@ fn dot_q4_1(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs)
         }
         let scales = std::array::from_fn(|lane| f16_at(&bytes[256..288], lane));
         let minima = std::array::from_fn(|lane| f16_at(&bytes[288..320], lane));
-        add_block::<true>(
-            &Unpacked {
-                weights,
-                scales,
-                minima,
-            },
-            (input, rows),
-            index,
-            out,
-        );
+        add_block::<true>(&Unpacked::new(weights, scales, minima), (input, rows), index, out);
     }
 }
 
@@ -107,15 +117,6 @@ fn dot_q8_0(panel: &[u8], input: &InputRows<'_>, rows: usize, out: &mut Outputs)
             }
         }
         let scales = std::array::from_fn(|lane| f16_at(&bytes[512..544], lane));
-        add_block::<false>(
-            &Unpacked {
-                weights,
-                scales,
-                minima: [0.0; LANES],
-            },
-            (input, rows),
-            index,
-            out,
-        );
+        add_block::<false>(&Unpacked::new(weights, scales, [0.0; LANES]), (input, rows), index, out);
     }
 }

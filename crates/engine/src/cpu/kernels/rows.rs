@@ -58,6 +58,13 @@ impl RowsAtBlock {
     /// # Safety
     /// As `quants`.
     #[inline(always)]
+    pub(super) unsafe fn middle(self, row: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).middle }
+    }
+    /// # Safety
+    /// As `quants`.
+    #[inline(always)]
     pub(super) unsafe fn offset(self, row: usize) -> f32 {
         // SAFETY: the caller's promise.
         unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).offset }

@@ -74,6 +74,13 @@ mod x86 {
         _mm512_set1_epi32(unsafe { quants.cast::<i32>().read_unaligned() })
     }
 
+    /// The sums of the quants of a block become sums of weights without their minimum.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn sums_of_weights(d: __m512, quants: __m512i) -> __m512 {
+        _mm512_mul_ps(d, _mm512_cvtepi32_ps(quants))
+    }
+
     /// Keeps the compiler from computing row after row. A product waits five cycles for the one before it of the same row, and the machine does not look
     /// far enough ahead to fill them.
     #[inline]
@@ -102,7 +109,7 @@ mod x86 {
     /// The CPU has the features; `panel` holds `blocks` blocks, as many as a row of the input has; `first + ROWS` input rows exist.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn q4_1_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
-        let low_nibble = _mm512_set1_epi8(15);
+        let (low_nibble, ones) = (_mm512_set1_epi8(15), _mm512_set1_epi8(1));
         let mut sums = [_mm512_setzero_ps(); ROWS];
         // SAFETY: the caller's promise.
         let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
@@ -111,10 +118,13 @@ mod x86 {
             // SAFETY: the loop runs once for each block that the callers' checks of panel and input have covered.
             unsafe {
                 let mut dots = [_mm512_setzero_si512(); ROWS];
+                // A byte stays below 8 * 15 = 120.
+                let mut bytes = _mm512_setzero_si512();
                 for i in 0..4 {
                     let packed = _mm512_loadu_si512(weights.add(64 * i).cast());
                     let low = _mm512_and_si512(packed, low_nibble);
                     let high = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), low_nibble);
+                    bytes = _mm512_add_epi8(bytes, _mm512_add_epi8(low, high));
                     for row in 0..ROWS {
                         dots[row] = _mm512_dpbusd_epi32(dots[row], low, four_quants(input.quants(row).add(4 * i)));
                     }
@@ -127,10 +137,12 @@ mod x86 {
                 }
                 let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(256).cast()));
                 let m = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(288).cast()));
+                let weight_sums = sums_of_weights(d, _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, ones));
                 for row in 0..ROWS {
                     let scale = _mm512_mul_ps(d, _mm512_set1_ps(input.scale(row)));
                     sums[row] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[row]), sums[row]);
                     sums[row] = _mm512_fmadd_ps(m, _mm512_set1_ps(input.offset(row)), sums[row]);
+                    sums[row] = _mm512_fmadd_ps(weight_sums, _mm512_set1_ps(input.middle(row)), sums[row]);
                 }
             }
             weights = weights.wrapping_add(Q4_1_PANEL_BLOCK);
@@ -143,6 +155,7 @@ mod x86 {
     /// As `q4_1_rows`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn q8_0_rows<const ROWS: usize>(call: Call<'_>, out: &mut Outputs) {
+        let ones = _mm512_set1_epi8(1);
         let mut sums = [_mm512_setzero_ps(); ROWS];
         // SAFETY: the caller's promise.
         let (mut weights, mut input) = (call.panel, unsafe { RowsAtBlock::first(call.input, call.first) });
@@ -152,11 +165,13 @@ mod x86 {
             unsafe {
                 // The weights in memory are 128 too large. A sum starts with the negated amount that this adds.
                 let mut dots = [_mm512_setzero_si512(); ROWS];
+                let mut weight_sums = _mm512_set1_epi32(-Q8_OFFSET * BLOCK as i32);
                 for row in 0..ROWS {
                     dots[row] = _mm512_set1_epi32((-Q8_OFFSET).wrapping_mul(input.sum(row)));
                 }
                 for i in 0..8 {
                     let weights = _mm512_loadu_si512(weights.add(64 * i).cast());
+                    weight_sums = _mm512_dpbusd_epi32(weight_sums, weights, ones);
                     for row in 0..ROWS {
                         let quants = four_quants(input.quants(row).add(4 * i));
                         dots[row] = _mm512_dpbusd_epi32(dots[row], weights, quants);
@@ -164,9 +179,11 @@ mod x86 {
                     keep_order(&mut dots);
                 }
                 let d = _mm512_cvtph_ps(_mm256_loadu_si256(weights.add(512).cast()));
+                let weight_sums = sums_of_weights(d, weight_sums);
                 for row in 0..ROWS {
                     let scale = _mm512_mul_ps(d, _mm512_set1_ps(input.scale(row)));
                     sums[row] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[row]), sums[row]);
+                    sums[row] = _mm512_fmadd_ps(weight_sums, _mm512_set1_ps(input.middle(row)), sums[row]);
                 }
             }
             weights = weights.wrapping_add(Q8_0_PANEL_BLOCK);

@@ -2,11 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use super::x86::{four_quants, keep_order};
+use super::x86::{four_quants, keep_order, sums_of_weights};
 use crate::cpu::kernels::pairs::{PairCall, PairKernel, UnpackedBlock};
 use crate::cpu::kernels::rows::RowsAtBlock;
 use crate::cpu::kernels::vector::{Avx512, Vector as _};
-use crate::cpu::kernels::{Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET};
+use crate::cpu::kernels::{BLOCK, Lanes, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET};
 
 pub(super) const Q4_1: PairKernel = PairKernel {
     block_bytes: Q4_1_PANEL_BLOCK,
@@ -22,7 +22,7 @@ pub(super) const Q8_0: PairKernel = PairKernel {
     add: add::<false>,
 };
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn unpack_q4_1(panel: &[u8], out: &mut [UnpackedBlock]) {
     let low_nibble = _mm512_set1_epi8(15);
     for (block, out) in panel.as_chunks::<Q4_1_PANEL_BLOCK>().0.iter().zip(out) {
@@ -37,16 +37,34 @@ fn unpack_q4_1(panel: &[u8], out: &mut [UnpackedBlock]) {
         }
         unpack_halves(&block[256..288], &mut out.scales);
         unpack_halves(&block[288..], &mut out.minima);
+        add_weights(out, 0);
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn unpack_q8_0(panel: &[u8], out: &mut [UnpackedBlock]) {
     for (block, out) in panel.as_chunks::<Q8_0_PANEL_BLOCK>().0.iter().zip(out) {
         for (vector, bytes) in out.weights.iter_mut().zip(block.as_chunks::<64>().0) {
             vector.0 = *bytes;
         }
         unpack_halves(&block[512..], &mut out.scales);
+        add_weights(out, -Q8_OFFSET * BLOCK as i32);
+    }
+}
+
+/// Sums the weights of a block that is unpacked. `start` is what the 32 of a row are too large by, negated.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn add_weights(block: &mut UnpackedBlock, start: i32) {
+    let (mut sums, ones) = (_mm512_set1_epi32(start), _mm512_set1_epi8(1));
+    for vector in &block.weights {
+        // SAFETY: a vector of a block has 64 bytes and their alignment.
+        sums = unsafe { _mm512_dpbusd_epi32(sums, _mm512_load_si512((&raw const *vector).cast()), ones) };
+    }
+    // SAFETY: both are 16 f32.
+    unsafe {
+        let d = _mm512_loadu_ps(block.scales.as_ptr());
+        _mm512_storeu_ps(block.weight_sums.as_mut_ptr(), sums_of_weights(d, sums));
     }
 }
 
@@ -144,6 +162,7 @@ unsafe fn add_rows<const ROWS: usize, const HAS_MINIMA: bool>(
             }
             for row in 0..ROWS {
                 let (scale, offset) = (_mm512_set1_ps(input.scale(row)), _mm512_set1_ps(input.offset(row)));
+                let middle = _mm512_set1_ps(input.middle(row));
                 for panel in 0..2 {
                     let scale = _mm512_mul_ps(_mm512_load_ps(both[panel].scales.as_ptr()), scale);
                     let sum = &mut acc[panel][row];
@@ -151,6 +170,7 @@ unsafe fn add_rows<const ROWS: usize, const HAS_MINIMA: bool>(
                     if HAS_MINIMA {
                         *sum = _mm512_fmadd_ps(_mm512_load_ps(both[panel].minima.as_ptr()), offset, *sum);
                     }
+                    *sum = _mm512_fmadd_ps(_mm512_load_ps(both[panel].weight_sums.as_ptr()), middle, *sum);
                 }
             }
         }

@@ -32,14 +32,8 @@ fn lanes_come_together_as_they_do_in_arrays() {
             let columns = V::transpose(rows.map(|row| V::load(&row))).map(|column| column.array().map(bits));
             assert_eq!(columns, Vector::transpose(rows).map(|column| column.map(bits)));
             let (x, y) = (V::load(&a), V::load(&b));
-            let got = [x.larger(y), x.smaller(y), x.zero_below(y, x), x.abs(), x.power_of_two()];
-            let right = [
-                a.larger(b),
-                a.smaller(b),
-                a.zero_below(b, a),
-                Vector::abs(a),
-                a.power_of_two(),
-            ];
+            let got = [x.larger(y), x.smaller(y), x.zero_below(y, x), x.power_of_two()];
+            let right = [a.larger(b), a.smaller(b), a.zero_below(b, a), a.power_of_two()];
             assert_eq!(
                 got.map(|lanes| lanes.array().map(bits)),
                 right.map(|lanes| lanes.map(bits))
@@ -105,25 +99,52 @@ fn unary(kernels: &Kernels, x: &Lanes, up: &Lanes) -> [Lanes; 3] {
 /// The quantised form against its definition: half a step of error at most, sums as told.
 #[test]
 fn quantisation_is_what_it_says() {
-    let x = Random(3).floats(10 * BLOCK, 5.0);
+    let mut x = Random(3).floats(10 * BLOCK, 5.0);
+    x[..5 * BLOCK].iter_mut().for_each(|x| *x += 20.0);
     let got = quantised(&portable::KERNELS, &x, x.len());
     for (block, x) in x.chunks(BLOCK).enumerate() {
-        let quants = &got.quants[block * BLOCK..][..BLOCK];
-        assert_eq!(quants.iter().map(|q| i32::from(*q)).sum::<i32>(), got.marks[block].sum);
-        assert!(quants.iter().any(|q| q.unsigned_abs() == 127));
-        for (x, quant) in x.iter().zip(quants) {
-            assert!((x - f32::from(*quant) * got.marks[block].scale).abs() <= got.marks[block].scale * 0.5001);
+        let (quants, marks) = (&got.quants[block * BLOCK..][..BLOCK], got.marks[block]);
+        assert_eq!(quants.iter().map(|q| i32::from(*q)).sum::<i32>(), marks.sum);
+        assert!(quants.contains(&127) && quants.contains(&-127));
+        let values = quants
+            .iter()
+            .map(|quant| marks.middle + f32::from(*quant) * marks.scale);
+        assert!((values.clone().sum::<f32>() - marks.offset).abs() < 1e-3);
+        for (x, value) in x.iter().zip(values) {
+            assert!((x - value).abs() <= marks.scale * 0.5001);
         }
     }
-    // Halves go to even: 127 fixes the step at 1.
+    // Halves go to even: 127 and -127 fix the step at 1.
     let mut halves = [0.0; BLOCK];
-    halves[..6].copy_from_slice(&[127.0, 0.5, 1.5, 2.5, -0.5, -1.5]);
+    halves[..7].copy_from_slice(&[127.0, -127.0, 0.5, 1.5, 2.5, -0.5, -1.5]);
     assert_eq!(
-        quantised(&portable::KERNELS, &halves, BLOCK).quants[..6],
-        [127, 0, 2, 2, 0, -2]
+        quantised(&portable::KERNELS, &halves, BLOCK).quants[..7],
+        [127, -127, 0, 2, 2, 0, -2]
     );
-    let zero = quantised(&portable::KERNELS, &[1e-31; BLOCK], BLOCK);
-    assert_eq!((zero.quants[0], zero.marks[0]), (0, BlockMarks::default()));
+}
+
+/// Values that are equal, or so near each other that their middle is one of them.
+#[test]
+fn blocks_without_a_range_keep_their_values() {
+    for value in [0.0f32, 0.3, -7.0, 1e-31] {
+        let same = quantised(&portable::KERNELS, &[value; BLOCK], BLOCK);
+        let wanted = BlockMarks {
+            scale: 0.0,
+            middle: value,
+            offset: value * 32.0,
+            sum: 0,
+        };
+        assert_eq!((&same.quants[..], same.marks[0]), (&[0; BLOCK][..], wanted));
+        let mut near = [value; BLOCK];
+        near[7] = value.next_up();
+        let got = quantised(&portable::KERNELS, &near, BLOCK);
+        for (x, quant) in near.iter().zip(&got.quants) {
+            assert!(
+                (x - got.marks[0].middle - f32::from(*quant) * got.marks[0].scale).abs()
+                    <= value.abs() * 1.2e-7 + 1e-30
+            );
+        }
+    }
 }
 
 #[test]

@@ -67,15 +67,14 @@ struct Line([u8; 64]);
 /// No kernel writes these.
 const UNWRITTEN: BlockMarks = BlockMarks {
     scale: 9.0,
+    middle: 9.0,
     offset: 9.0,
     sum: 9,
 };
 
-fn marks_bits(marks: &[BlockMarks]) -> Vec<(u32, u32, i32)> {
-    marks
-        .iter()
-        .map(|marks| (marks.scale.to_bits(), marks.offset.to_bits(), marks.sum))
-        .collect()
+fn marks_bits(marks: &[BlockMarks]) -> Vec<([u32; 3], i32)> {
+    let bits = |marks: &BlockMarks| [marks.scale, marks.middle, marks.offset].map(f32::to_bits);
+    marks.iter().map(|marks| (bits(marks), marks.sum)).collect()
 }
 
 struct Quantised {

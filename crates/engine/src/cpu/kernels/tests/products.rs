@@ -27,11 +27,62 @@ fn outputs_bits(outputs: &Outputs) -> Vec<u32> {
     outputs.iter().flat_map(|lanes| bits(lanes)).collect()
 }
 
+/// Inputs on both sides of zero, and more on one of them.
+fn inputs(random: &mut Random, count: usize, scale: f32) -> Vec<f32> {
+    random
+        .floats(count, scale)
+        .into_iter()
+        .map(|x| x + 0.7 * scale)
+        .collect()
+}
+
+/// The definition against the sums of products of what the quants stand for, in f64.
+#[test]
+fn a_product_is_that_of_the_values_which_the_quants_stand_for() {
+    const BLOCKS: usize = 5;
+    let random = &mut Random(11);
+    let input = quantised(&portable::KERNELS, &inputs(random, BLOCKS * BLOCK, 3.0), BLOCKS * BLOCK);
+    let value = |column: usize| {
+        let marks = input.marks[column / BLOCK];
+        f64::from(marks.middle) + f64::from(marks.scale) * f64::from(input.quants[column])
+    };
+    let half = |bytes: &[u8], at: usize| f64::from(half::f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32());
+    for (has_minima, block_bytes, dot) in [
+        (true, Q4_1_PANEL_BLOCK, portable::KERNELS.dot_q4_1),
+        (false, Q8_0_PANEL_BLOCK, portable::KERNELS.dot_q8_0),
+    ] {
+        let lines = panel(random, BLOCKS, if has_minima { (256, 32) } else { (512, 16) });
+        let mut out = [[0.0; LANES]; MAX_ROWS];
+        dot(bytes_of(&lines), &input.rows(), 1, &mut out);
+        for (lane, got) in out[0].iter().enumerate() {
+            let (mut right, mut magnitude) = (0.0, 0.0);
+            for column in 0..BLOCKS * BLOCK {
+                let block = &bytes_of(&lines)[column / BLOCK * block_bytes..][..block_bytes];
+                let i = column % BLOCK;
+                let weight = if has_minima {
+                    let byte = block[i % 16 / 4 * 64 + lane * 4 + i % 4];
+                    let quant = if i < 16 { byte & 15 } else { byte >> 4 };
+                    half(block, 256 + 2 * lane) * f64::from(quant) + half(block, 288 + 2 * lane)
+                } else {
+                    let quant = i32::from(block[i / 4 * 64 + lane * 4 + i % 4]) - Q8_OFFSET;
+                    half(block, 512 + 2 * lane) * f64::from(quant)
+                };
+                right += weight * value(column);
+                magnitude += (weight * value(column)).abs();
+            }
+            assert!(
+                (f64::from(*got) - right).abs() <= 1e-5 * magnitude,
+                "{lane} {got} {right} of {magnitude}"
+            );
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn dot_products_agree(seed: u64, blocks in 1usize..20, rows in 1usize..=MAX_ROWS, scale in 1e-3f32..1e3) {
         let random = &mut Random(seed);
-        let input = quantised(&portable::KERNELS, &random.floats(rows * blocks * BLOCK, scale), blocks * BLOCK);
+        let input = quantised(&portable::KERNELS, &inputs(random, rows * blocks * BLOCK, scale), blocks * BLOCK);
         let q4_1 = panel(random, blocks, (256, 32));
         let q8_0 = panel(random, blocks, (512, 16));
         // Any bytes, made finite by clearing one exponent bit.
@@ -58,7 +109,7 @@ proptest! {
     #[test]
     fn pairs_of_panels_give_what_each_panel_gives(seed: u64, blocks in 1usize..40, rows in 1usize..20, scale in 1e-3f32..1e3) {
         let random = &mut Random(seed);
-        let input = quantised(&portable::KERNELS, &random.floats(rows * blocks * BLOCK, scale), blocks * BLOCK);
+        let input = quantised(&portable::KERNELS, &inputs(random, rows * blocks * BLOCK, scale), blocks * BLOCK);
         for kernels in others() {
             for (dot, pair, bytes) in [
                 (portable::KERNELS.dot_q4_1, kernels.pair_q4_1, (256, 32)),

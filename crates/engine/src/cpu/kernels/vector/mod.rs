@@ -36,7 +36,6 @@ pub(crate) trait Vector: Copy {
     /// `self * factor + term`, rounded once.
     fn mul_add(self, factor: Self, term: Self) -> Self;
     fn div(self, other: Self) -> Self;
-    fn abs(self) -> Self;
     /// `self > other ? self : other`.
     fn larger(self, other: Self) -> Self;
     /// `self < other ? self : other`.
@@ -189,10 +188,6 @@ impl Vector for Lanes {
     #[inline(always)]
     fn div(self, other: Self) -> Self {
         std::array::from_fn(|lane| self[lane] / other[lane])
-    }
-    #[inline(always)]
-    fn abs(self) -> Self {
-        self.map(f32::abs)
     }
     #[inline(always)]
     fn larger(self, other: Self) -> Self {

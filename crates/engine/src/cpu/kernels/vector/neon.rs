@@ -118,10 +118,6 @@ impl Vector for Neon {
         self.zip(other, |a, b| unsafe { vdivq_f32(a, b) })
     }
     #[inline(always)]
-    fn abs(self) -> Self {
-        self.zip(self, |a, _| unsafe { vabsq_f32(a) })
-    }
-    #[inline(always)]
     fn larger(self, other: Self) -> Self {
         self.zip(other, larger)
     }

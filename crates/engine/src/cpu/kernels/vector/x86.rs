@@ -72,10 +72,6 @@ impl Vector for Avx512 {
         Self(unsafe { _mm512_div_ps(self.0, other.0) })
     }
     #[inline(always)]
-    fn abs(self) -> Self {
-        Self(unsafe { _mm512_abs_ps(self.0) })
-    }
-    #[inline(always)]
     fn larger(self, other: Self) -> Self {
         Self(unsafe { _mm512_max_ps(self.0, other.0) })
     }
@@ -273,10 +269,6 @@ impl Vector for Avx2 {
     #[inline(always)]
     fn div(self, other: Self) -> Self {
         self.zip(other, |a, b| unsafe { _mm256_div_ps(a, b) })
-    }
-    #[inline(always)]
-    fn abs(self) -> Self {
-        self.zip(self, |a, _| unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) })
     }
     #[inline(always)]
     fn larger(self, other: Self) -> Self {
