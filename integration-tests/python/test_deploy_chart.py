@@ -715,9 +715,12 @@ def test_the_baseline_has_the_resources_of_the_split_cluster():
 
 
 @functools.cache
-def comparing():
+def comparing(*settings):
     """The release `baton` of 1p1d.yaml with the Job of examples/compare.yaml."""
-    return rendered("1p1d", "compare=" + json.dumps(load("helm/baton/examples/compare.yaml")["compare"]))
+    return rendered("1p1d", "compare=" + json.dumps(load("helm/baton/examples/compare.yaml")["compare"]), *settings)
+
+
+COMPARING_GUARDED = ('compare.keySecretName="baton-compare"', 'compare.caSecretName="baton-api"')
 
 
 def test_the_job_compares_the_two_examples(tmp_path):
@@ -738,10 +741,28 @@ def test_the_job_compares_the_two_examples(tmp_path):
     assert done.returncode == 0 and "2 deployed clusters" in done.stderr, done.stderr
 
 
+def test_the_job_has_the_key_and_the_authority_of_guarded_clusters():
+    [job] = of_kind(comparing(*COMPARING_GUARDED), "Job").values()
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [
+        {"name": "BATON_API_KEY", "valueFrom": {"secretKeyRef": {"name": "baton-compare", "key": "key"}}},
+        {"name": "BATON_CA", "value": "/etc/baton/api-tls/ca.crt"},
+    ]
+    [mount] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/etc/baton/api-tls"]
+    [volume] = [volume for volume in job["spec"]["template"]["spec"]["volumes"] if volume["name"] == mount["name"]]
+    assert volume["secret"] == {"secretName": "baton-api", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    # `baton compare` reads both from these variables.
+    described = run(baton(), "compare", "--help").stdout
+    assert {"BATON_API_KEY", "BATON_CA"} <= set(re.findall(r"\[env: (\w+)", described))
+    [open_job] = of_kind(comparing(), "Job").values()
+    assert "env" not in open_job["spec"]["template"]["spec"]["containers"][0]
+
+
 @pytest.mark.kubernetes_schemas
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
-def test_kubernetes_takes_the_job(kubernetes):
-    assert not [error for each in comparing() if each["kind"] == "Job" for error in schema_errors(kubernetes, each)]
+@pytest.mark.parametrize("settings", [(), COMPARING_GUARDED])
+def test_kubernetes_takes_the_job(settings, kubernetes):
+    assert not [error for each in comparing(*settings) if each["kind"] == "Job" for error in schema_errors(kubernetes, each)]
 
 
 def test_the_facts_of_the_example_are_those_of_the_clusters():
