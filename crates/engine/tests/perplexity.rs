@@ -41,8 +41,8 @@ fn exact_arithmetic_matches_the_reference() {
 }
 
 #[test]
-fn int8_blocks_stay_within_two_percent() {
-    // 1 % is the bound over the whole text; two chunks scatter more.
+fn int8_blocks_stay_within_two_thousandths() {
+    // Over the whole text it is 1.5 thousandths. The bits are the same on every machine, so nothing scatters.
     let ratio = after_two_chunks(Numerics::Int8Blocks) / EXACT_AFTER_TWO_CHUNKS;
-    assert!((ratio - 1.0).abs() < 0.02, "{ratio}");
+    assert!((ratio - 1.0).abs() < 0.002, "{ratio}");
 }

@@ -190,7 +190,7 @@ impl Inputs {
     }
 }
 
-/// Rows of a tile of pairs of panels. Unpacking these takes about a fiftieth of the time of so many rows.
+/// Rows of a tile of pairs of panels. Unpacking a panel takes a few hundredths of the time of so many rows.
 pub(super) const PAIR_ROWS: usize = 128;
 
 /// The memory of one thread for a tile of a product: unpacked panels, and the sums of up to four panels.

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 /// A debt above this is a reason to rest. With a tick of 250 Hz, as on the machine of the measurements, a slice of a competing
 /// process takes up to 4 ms. So one interruption alone is no reason, and two in a row are.
 const MOST_DEBT: Duration = Duration::from_millis(5);
-/// A trial beside a competing process loses some 8 ms, two of its slices. So the first rest limits the loss to about an eighth,
-/// and the longest to a fiftieth. A longer one would keep a thread idle for long when the competitor has gone.
-pub(super) const FIRST_REST: Duration = Duration::from_millis(50);
-const LONGEST_REST: Duration = Duration::from_millis(400);
+/// A trial beside a competing process loses some 8 ms, two of its slices. So the first rest limits the loss to about a
+/// twelfth, and the longest to a hundredth. A longer one would keep a thread idle for long when the competitor has gone.
+pub(super) const FIRST_REST: Duration = Duration::from_millis(100);
+const LONGEST_REST: Duration = Duration::from_millis(800);
 
 #[derive(Clone, Copy)]
 struct Rest {
@@ -157,11 +157,11 @@ mod tests {
             assert_eq!(rests.resting(), 0);
             lengths.push(now - began);
         }
-        assert_eq!(lengths, [50, 100, 200, 400, 400, 400].map(ms));
-        now += ms(401);
+        assert_eq!(lengths, [100, 200, 400, 800, 800, 800].map(ms));
+        now += ms(801);
         assert!(rests.waited_for(0, ms(6), now));
         assert_eq!(
-            back(&mut rests, now + ms(50)),
+            back(&mut rests, now + ms(100)),
             [0],
             "it had worked for longer than it had rested"
         );
@@ -176,6 +176,6 @@ mod tests {
         }
         assert!(rests.waited_for(1, ms(4), now));
         assert_eq!(rests.resting(), 1);
-        assert_eq!(back(&mut rests, now + ms(60)), [1]);
+        assert_eq!(back(&mut rests, now + ms(100)), [1]);
     }
 }

@@ -85,7 +85,7 @@ mod x86 {
                     }
                     let d = eight_halves(weights.add(256 + 16 * half));
                     let m = eight_halves(weights.add(288 + 16 * half));
-                    // A byte stays below 8 * 15 = 120.
+                    // A byte is at most 8 * 15 = 120.
                     let mut bytes = unpacked[0];
                     for weights in &unpacked[1..] {
                         bytes = _mm256_add_epi8(bytes, *weights);
@@ -103,7 +103,7 @@ mod x86 {
                         let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
                         let scale = _mm256_mul_ps(d, _mm256_set1_ps(input.scale(row)));
                         sums[row] = _mm256_fmadd_ps(scale, dot, sums[row]);
-                        sums[row] = _mm256_fmadd_ps(m, _mm256_set1_ps(input.offset(row)), sums[row]);
+                        sums[row] = _mm256_fmadd_ps(m, _mm256_set1_ps(input.total(row)), sums[row]);
                         sums[row] = _mm256_fmadd_ps(weight_sums, _mm256_set1_ps(input.middle(row)), sums[row]);
                     }
                 }
@@ -132,8 +132,9 @@ mod x86 {
                     for i in 0..8 {
                         let stored = _mm256_loadu_si256(weights.add(64 * i + 32 * half).cast());
                         let signed = _mm256_xor_si256(stored, offset);
+                        // 16-bit sums are at most 8 * 2 * 128 = 2,048.
                         let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), signed);
-                        weight_sum = _mm256_add_epi32(weight_sum, _mm256_madd_epi16(pairs, ones));
+                        weight_sum = _mm256_add_epi16(weight_sum, pairs);
                         let magnitude = _mm256_abs_epi8(signed);
                         for (row, dot) in dots.iter_mut().enumerate() {
                             let quants = input.quants(row);
@@ -144,7 +145,7 @@ mod x86 {
                             *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
                         }
                     }
-                    let weight_sums = _mm256_mul_ps(d, _mm256_cvtepi32_ps(weight_sum));
+                    let weight_sums = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_madd_epi16(weight_sum, ones)));
                     for row in 0..ROWS {
                         let scale = _mm256_mul_ps(d, _mm256_set1_ps(input.scale(row)));
                         sums[row] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dots[row]), sums[row]);

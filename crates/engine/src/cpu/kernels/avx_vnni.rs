@@ -57,7 +57,7 @@ macro_rules! dot_kernels {
                         // SAFETY: the loop runs once for each block that the callers' checks of panel and input have covered.
                         unsafe {
                             let mut dots = [_mm256_setzero_si256(); ROWS];
-                            // A byte stays below 8 * 15 = 120.
+                            // A byte is at most 8 * 15 = 120.
                             let mut bytes = _mm256_setzero_si256();
                             for i in 0..4 {
                                 let packed = _mm256_loadu_si256(weights.add(64 * i + 32 * half).cast());
@@ -77,7 +77,7 @@ macro_rules! dot_kernels {
                             for row in 0..ROWS {
                                 let scale = _mm256_mul_ps(d, _mm256_set1_ps(input.scale(row)));
                                 sums[row] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dots[row]), sums[row]);
-                                sums[row] = _mm256_fmadd_ps(m, _mm256_set1_ps(input.offset(row)), sums[row]);
+                                sums[row] = _mm256_fmadd_ps(m, _mm256_set1_ps(input.total(row)), sums[row]);
                                 sums[row] = _mm256_fmadd_ps(weight_sums, _mm256_set1_ps(input.middle(row)), sums[row]);
                             }
                         }

@@ -4,7 +4,7 @@ use super::vector::Vector;
 use super::{BLOCK, BlockMarks, InputRows, LANES, Lanes, MAX_ROWS, Outputs};
 use crate::math::ROUND_F32;
 
-/// The quants of a block whose values differ by less are zero, because 254 divided by it would not be finite.
+/// The quants of a block whose values differ by less are zero, because 254 divided by a far smaller range is not finite.
 const TINY: f32 = 1e-30;
 
 /// Lengths are equal and multiples of 16.
@@ -71,13 +71,14 @@ fn quantised<V: Vector>(x: [V; 2]) -> QuantisedBlock {
     let marks = BlockMarks {
         scale,
         middle,
-        offset: middle * BLOCK as f32 + scale * sum as f32,
+        total: middle * BLOCK as f32 + scale * sum as f32,
         sum,
     };
     QuantisedBlock { quants, marks }
 }
 
-/// `(x - middle) * to_quant`, with [`ROUND_F32`] added. Where the middle of two neighbouring numbers is one of them, a quant would be 254.
+/// `(x - middle) * to_quant`, with [`ROUND_F32`] added. Where the middle of two neighbouring numbers is one of them, a quant
+/// would be 254. What is no number becomes -127: no kernel may get -128.
 #[inline(always)]
 fn rounded_quants<V: Vector>(x: V, middle: V, to_quant: V) -> V {
     let quants = x.sub(middle).mul(to_quant);

@@ -58,7 +58,7 @@ pub(crate) struct BlockMarks {
     /// Halfway between the largest and the smallest.
     pub middle: f32,
     /// The sum of the 32 values that the quants stand for.
-    pub offset: f32,
+    pub total: f32,
     /// The sum of the quants.
     pub sum: i32,
 }

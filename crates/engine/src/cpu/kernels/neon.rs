@@ -136,7 +136,7 @@ mod aarch64 {
                         for row in 0..ROWS {
                             let scale = vmulq_n_f32(d, input.scale(row));
                             let sum = vfmaq_f32(sums[row][part], scale, vcvtq_f32_s32(dots[row][part]));
-                            let sum = vfmaq_n_f32(sum, m, input.offset(row));
+                            let sum = vfmaq_n_f32(sum, m, input.total(row));
                             sums[row][part] = vfmaq_n_f32(sum, weight_sums, input.middle(row));
                         }
                     }

@@ -54,7 +54,7 @@ impl Unpacked {
     }
 }
 
-/// `acc += (d * scale) * dot`, `acc += m * offset` where there are minima, and `acc += (d * sum) * middle`, all fused, for one block
+/// `acc += (d * scale) * dot`, `acc += m * total` where there are minima, and `acc += (d * sum) * middle`, all fused, for one block
 /// and every row.
 fn add_block<const MINIMA: bool>(
     block: &Unpacked,
@@ -72,7 +72,7 @@ fn add_block<const MINIMA: bool>(
             *wide = i16::from(*quant);
         }
         let BlockMarks {
-            scale, middle, offset, ..
+            scale, middle, total, ..
         } = input.marks[row * blocks + index];
         for (lane, sum) in sums.iter_mut().enumerate() {
             let products = block.weights[lane].iter().zip(&quants);
@@ -81,7 +81,7 @@ fn add_block<const MINIMA: bool>(
                 .sum();
             *sum = (block.scales[lane] * scale).mul_add(dot as f32, *sum);
             if MINIMA {
-                *sum = block.minima[lane].mul_add(offset, *sum);
+                *sum = block.minima[lane].mul_add(total, *sum);
             }
             *sum = block.sums[lane].mul_add(middle, *sum);
         }

@@ -65,9 +65,9 @@ impl RowsAtBlock {
     /// # Safety
     /// As `quants`.
     #[inline(always)]
-    pub(super) unsafe fn offset(self, row: usize) -> f32 {
+    pub(super) unsafe fn total(self, row: usize) -> f32 {
         // SAFETY: the caller's promise.
-        unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).offset }
+        unsafe { (*self.marks.add(row.wrapping_mul(self.blocks))).total }
     }
     /// # Safety
     /// As `quants`.

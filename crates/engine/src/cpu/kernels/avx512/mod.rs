@@ -74,11 +74,11 @@ mod x86 {
         _mm512_set1_epi32(unsafe { quants.cast::<i32>().read_unaligned() })
     }
 
-    /// The sums of the quants of a block become sums of weights without their minimum.
+    /// Sums of a block's stored integers become sums of its weights, without their minimum.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    pub(super) fn sums_of_weights(d: __m512, quants: __m512i) -> __m512 {
-        _mm512_mul_ps(d, _mm512_cvtepi32_ps(quants))
+    pub(super) fn sums_of_weights(d: __m512, stored: __m512i) -> __m512 {
+        _mm512_mul_ps(d, _mm512_cvtepi32_ps(stored))
     }
 
     /// Keeps the compiler from computing row after row. A product waits five cycles for the one before it of the same row, and the machine does not look
@@ -118,7 +118,7 @@ mod x86 {
             // SAFETY: the loop runs once for each block that the callers' checks of panel and input have covered.
             unsafe {
                 let mut dots = [_mm512_setzero_si512(); ROWS];
-                // A byte stays below 8 * 15 = 120.
+                // A byte is at most 8 * 15 = 120.
                 let mut bytes = _mm512_setzero_si512();
                 for i in 0..4 {
                     let packed = _mm512_loadu_si512(weights.add(64 * i).cast());
@@ -141,7 +141,7 @@ mod x86 {
                 for row in 0..ROWS {
                     let scale = _mm512_mul_ps(d, _mm512_set1_ps(input.scale(row)));
                     sums[row] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[row]), sums[row]);
-                    sums[row] = _mm512_fmadd_ps(m, _mm512_set1_ps(input.offset(row)), sums[row]);
+                    sums[row] = _mm512_fmadd_ps(m, _mm512_set1_ps(input.total(row)), sums[row]);
                     sums[row] = _mm512_fmadd_ps(weight_sums, _mm512_set1_ps(input.middle(row)), sums[row]);
                 }
             }

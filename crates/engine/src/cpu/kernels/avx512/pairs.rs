@@ -161,14 +161,14 @@ unsafe fn add_rows<const ROWS: usize, const HAS_MINIMA: bool>(
                 keep_order(&mut dots[1]);
             }
             for row in 0..ROWS {
-                let (scale, offset) = (_mm512_set1_ps(input.scale(row)), _mm512_set1_ps(input.offset(row)));
+                let (scale, total) = (_mm512_set1_ps(input.scale(row)), _mm512_set1_ps(input.total(row)));
                 let middle = _mm512_set1_ps(input.middle(row));
                 for panel in 0..2 {
                     let scale = _mm512_mul_ps(_mm512_load_ps(both[panel].scales.as_ptr()), scale);
                     let sum = &mut acc[panel][row];
                     *sum = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[panel][row]), *sum);
                     if HAS_MINIMA {
-                        *sum = _mm512_fmadd_ps(_mm512_load_ps(both[panel].minima.as_ptr()), offset, *sum);
+                        *sum = _mm512_fmadd_ps(_mm512_load_ps(both[panel].minima.as_ptr()), total, *sum);
                     }
                     *sum = _mm512_fmadd_ps(_mm512_load_ps(both[panel].weight_sums.as_ptr()), middle, *sum);
                 }

@@ -109,7 +109,7 @@ fn quantisation_is_what_it_says() {
         let values = quants
             .iter()
             .map(|quant| marks.middle + f32::from(*quant) * marks.scale);
-        assert!((values.clone().sum::<f32>() - marks.offset).abs() < 1e-3);
+        assert!((values.clone().sum::<f32>() - marks.total).abs() < 1e-3);
         for (x, value) in x.iter().zip(values) {
             assert!((x - value).abs() <= marks.scale * 0.5001);
         }
@@ -131,7 +131,7 @@ fn blocks_without_a_range_keep_their_values() {
         let wanted = BlockMarks {
             scale: 0.0,
             middle: value,
-            offset: value * 32.0,
+            total: value * 32.0,
             sum: 0,
         };
         assert_eq!((&same.quants[..], same.marks[0]), (&[0; BLOCK][..], wanted));
@@ -139,10 +139,41 @@ fn blocks_without_a_range_keep_their_values() {
         near[7] = value.next_up();
         let got = quantised(&portable::KERNELS, &near, BLOCK);
         for (x, quant) in near.iter().zip(&got.quants) {
-            assert!(
-                (x - got.marks[0].middle - f32::from(*quant) * got.marks[0].scale).abs()
-                    <= value.abs() * 1.2e-7 + 1e-30
-            );
+            let error = x - got.marks[0].middle - f32::from(*quant) * got.marks[0].scale;
+            assert!(error.abs() <= 0.501 * (value.next_up() - value) + 1e-30, "{value}");
+        }
+    }
+}
+
+/// No kernel may get a quant of -128, whatever an input is.
+#[test]
+fn quants_of_what_is_no_number_agree_and_have_seven_bits() {
+    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+    let special = [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        f32::MIN,
+        1e-45,
+        -0.0,
+    ];
+    for first in special {
+        for second in special {
+            let mut x: [f32; BLOCK] = std::array::from_fn(|i| i as f32 - 11.3);
+            (x[3], x[20]) = (first, second);
+            let right = quantised(&portable::KERNELS, &x, BLOCK);
+            assert!(right.quants.iter().all(|quant| *quant != i8::MIN), "{first} {second}");
+            for kernels in others() {
+                let got = quantised(&kernels, &x, BLOCK);
+                assert_eq!(right.quants, got.quants, "{} {first} {second}", kernels.name);
+                let (right, got) = (right.marks[0], got.marks[0]);
+                assert!(
+                    same(right.scale, got.scale) && same(right.middle, got.middle) && same(right.total, got.total),
+                    "{} {first} {second}: {right:?} {got:?}",
+                    kernels.name
+                );
+            }
         }
     }
 }

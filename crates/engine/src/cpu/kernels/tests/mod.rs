@@ -68,12 +68,12 @@ struct Line([u8; 64]);
 const UNWRITTEN: BlockMarks = BlockMarks {
     scale: 9.0,
     middle: 9.0,
-    offset: 9.0,
+    total: 9.0,
     sum: 9,
 };
 
 fn marks_bits(marks: &[BlockMarks]) -> Vec<([u32; 3], i32)> {
-    let bits = |marks: &BlockMarks| [marks.scale, marks.middle, marks.offset].map(f32::to_bits);
+    let bits = |marks: &BlockMarks| [marks.scale, marks.middle, marks.total].map(f32::to_bits);
     marks.iter().map(|marks| (bits(marks), marks.sum)).collect()
 }
 

@@ -78,6 +78,46 @@ fn a_product_is_that_of_the_values_which_the_quants_stand_for() {
     }
 }
 
+/// The largest and smallest stored integers with the largest and smallest quants: where a sum of 16 bits would overflow first.
+#[test]
+fn products_of_extremes_agree() {
+    let random = &mut Random(5);
+    let x: Vec<f32> = (0..4 * BLOCK)
+        .map(|i| if i % BLOCK == i / BLOCK * 5 { 1.0 } else { -1.0 })
+        .collect();
+    for sign in [1.0, -1.0] {
+        let input = quantised(
+            &portable::KERNELS,
+            &x.iter().map(|x| x * sign).collect::<Vec<_>>(),
+            x.len(),
+        );
+        assert!(input.quants.iter().all(|quant| quant.unsigned_abs() == 127));
+        for byte in [0, 0xff] {
+            for kernels in others() {
+                for (quants, halves, right, other) in [
+                    (256, 32, portable::KERNELS.dot_q4_1, kernels.dot_q4_1),
+                    (512, 16, portable::KERNELS.dot_q8_0, kernels.dot_q8_0),
+                ] {
+                    let mut lines = panel(random, 4, (quants, halves));
+                    let block_bytes = quants + 2 * halves;
+                    for at in (0..4 * block_bytes).filter(|at| at % block_bytes < quants) {
+                        lines[at / 64].0[at % 64] = byte;
+                    }
+                    let (mut expected, mut got) = ([[7.0; LANES]; MAX_ROWS], [[7.0; LANES]; MAX_ROWS]);
+                    right(bytes_of(&lines), &input.rows(), 1, &mut expected);
+                    other(bytes_of(&lines), &input.rows(), 1, &mut got);
+                    assert_eq!(
+                        outputs_bits(&expected),
+                        outputs_bits(&got),
+                        "{} {quants} {byte}",
+                        kernels.name
+                    );
+                }
+            }
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn dot_products_agree(seed: u64, blocks in 1usize..20, rows in 1usize..=MAX_ROWS, scale in 1e-3f32..1e3) {
