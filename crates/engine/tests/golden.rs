@@ -63,8 +63,8 @@ impl Comparison {
     }
 
     fn assert_int8(&mut self) {
-        assert!(self.quantile(1.0) <= 0.4);
-        assert!(self.quantile(0.99) <= 0.2);
+        assert!(self.quantile(1.0) <= 0.25);
+        assert!(self.quantile(0.99) <= 0.15);
         assert!(self.flips * 100 <= self.differences.len() * 3);
         assert!(self.largest_flip_margin < 0.3);
     }
