@@ -393,6 +393,13 @@ mod tests {
         }
     }
 
+    fn wait_until_parked(pool: &Pool, workers: u32, deadline: Instant) {
+        while pool.shared.sleepers.load(Ordering::SeqCst) < workers {
+            assert!(Instant::now() < deadline, "the workers never parked");
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn parked_workers_wake_up() {
         let mut pool = Pool::new(2).unwrap();
@@ -400,10 +407,7 @@ mod tests {
         for round in 0..3 {
             // On a busy machine the worker may have to rest, and then it would not come.
             pool.end_rests(Instant::now() + Duration::from_secs(3_600));
-            while pool.shared.sleepers.load(Ordering::SeqCst) == 0 {
-                assert!(Instant::now() < deadline, "the worker never parked");
-                std::thread::yield_now();
-            }
+            wait_until_parked(&pool, 1, deadline);
             // Both tiles wait for each other, so only a woken worker can let this phase end.
             let arrived = AtomicU32::new(0);
             pool.parallel(2, &|_, _| {
@@ -446,10 +450,7 @@ mod tests {
     fn a_resting_worker_takes_no_tiles_and_comes_back() {
         let mut pool = Pool::new(3).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        while pool.shared.sleepers.load(Ordering::SeqCst) < 2 {
-            assert!(Instant::now() < deadline, "the workers never parked");
-            std::thread::yield_now();
-        }
+        wait_until_parked(&pool, 2, deadline);
         let began = Instant::now();
         let mut late = Late::at(0, &pool.shared, began);
         late.waited = Duration::from_millis(6);
@@ -472,12 +473,8 @@ mod tests {
     #[test]
     fn no_wait_for_a_worker_is_forgotten() {
         let pool = Pool::new(3).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
         // Parked workers leave their marks alone.
-        while pool.shared.sleepers.load(Ordering::SeqCst) < 2 {
-            assert!(Instant::now() < deadline, "the workers never parked");
-            std::thread::yield_now();
-        }
+        wait_until_parked(&pool, 2, Instant::now() + Duration::from_secs(60));
         let shared = &*pool.shared;
         let is_in_tile = |worker: usize, is| shared.workers[worker].in_tile.store(is, Ordering::Relaxed);
         let start = Instant::now();
