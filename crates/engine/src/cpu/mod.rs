@@ -13,7 +13,6 @@ mod packing;
 mod panels;
 mod plan;
 mod pool;
-mod rest;
 mod rope;
 mod shared_weights;
 mod weights;

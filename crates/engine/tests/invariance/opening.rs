@@ -70,21 +70,24 @@ fn models_and_options_that_cannot_run_are_typed_errors() {
     assert_eq!(last.done_bytes, last.total_bytes);
 }
 
+/// The engine, and whether it packed any matrix itself.
+fn open_with(kept: &KeptWeights, model: &TinyModel, numerics: Numerics) -> (CpuEngine, bool) {
+    let mut matrices = 0;
+    let mut count = |_| matrices += 1;
+    let options = CpuEngineOptions {
+        progress: Some(&mut count),
+        ..options(numerics, 2, KernelChoice::Auto)
+    };
+    let engine = open_cpu_engine_with(kept, &file_of(&model.build()), options).unwrap();
+    (engine, matrices > 0)
+}
+
 #[test]
 fn engines_with_shared_weights_compute_the_same_and_other_weights_stay_private() {
     let memory = WeightsFile::create().unwrap();
     let model = TinyModel::default();
     let path = memory.path();
-    let open = |kept: &KeptWeights, numerics| {
-        let mut matrices = 0;
-        let mut count = |_| matrices += 1;
-        let options = CpuEngineOptions {
-            progress: Some(&mut count),
-            ..options(numerics, 2, KernelChoice::Auto)
-        };
-        let engine = open_cpu_engine_with(kept, &file_of(&model.build()), options).unwrap();
-        (engine, matrices > 0)
-    };
+    let open = |kept: &KeptWeights, numerics| open_with(kept, &model, numerics);
     let shared = || KeptWeights::default().shared_at(Some(&path));
     let (mut private, _) = open(&KeptWeights::default(), Numerics::Int8Blocks);
     let (mut packer, packs) = open(&shared(), Numerics::Int8Blocks);
@@ -120,16 +123,7 @@ fn engines_with_shared_weights_compute_the_same_and_other_weights_stay_private()
 #[test]
 fn kept_weights_serve_the_next_engine_of_the_same_file_and_numerics_alone() {
     let kept = KeptWeights::default();
-    let packs = |model: &TinyModel, numerics| {
-        let mut matrices = 0;
-        let mut count = |_| matrices += 1;
-        let options = CpuEngineOptions {
-            progress: Some(&mut count),
-            ..options(numerics, 1, KernelChoice::Auto)
-        };
-        open_cpu_engine_with(&kept, &file_of(&model.build()), options).unwrap();
-        matrices > 0
-    };
+    let packs = |model: &TinyModel, numerics| open_with(&kept, model, numerics).1;
     let (one, other) = (
         TinyModel::default(),
         TinyModel {

@@ -7,7 +7,7 @@
 //! A thread with too much debt rests, and then it tries again. To sleep while waiting, so that the system may move the suspended thread
 //! to the free core, did not help.
 //!
-//! This is a decision without threads or clocks; `pool.rs` carries it out.
+//! This is a decision without threads or clocks; the pool carries it out.
 
 use std::time::{Duration, Instant};
 
