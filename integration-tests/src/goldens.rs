@@ -49,8 +49,8 @@ pub const EXACT: Thresholds = Thresholds {
 pub const INT8_BLOCKS: Thresholds = Thresholds {
     numerics: "int8-blocks",
     margin: 0.3,
-    logprob_max: 0.4,
-    logprob_p99: 0.2,
+    logprob_max: 0.25,
+    logprob_p99: 0.15,
     flips: 0.03,
 };
 

@@ -40,7 +40,7 @@ const EXAMPLES: &str = "\
 Examples:
   baton up                                a cluster on this machine: coordinator, one prefill, one decode node
   baton up --topology 2p2d                two of each
-  baton chat What is the capital of France?
+  baton chat Name the capital of France.
   baton status                            is it ready, and what to do if not
   baton top                               the live cluster; baton tap: each request as it ends
   baton logs decode-0 --follow            what a process of the running `baton up` says

@@ -26,7 +26,7 @@ const SMALL_BELOW_PARAMETERS: u64 = 1_000_000_000;
 const EXAMPLES: &str = "\
 Examples:
   baton chat                                            a conversation; Ctrl-D ends it
-  baton chat What is the capital of France?
+  baton chat Name the capital of France.
   git diff | baton chat --system 'Explain this change'
   baton chat --json Name three rivers | jq -r .answer
   baton chat --url http://10.0.0.5:8000 --temperature 0 hello";
