@@ -43,7 +43,7 @@ impl NodeSnapshot {
             record: node.record.clone(),
             last_status: node.status.clone(),
             health: node.health(),
-            is_suspected: node.is_suspected(now),
+            is_suspected: node.is_suspected(now) || node.is_resting(now),
             lease_left: if is_over { Duration::ZERO } else { lease_left },
             lease_age: now.since(node.status_at),
             permits_available: node.permits.available(),
@@ -208,6 +208,7 @@ fn decisions(s: &ClusterSnapshot, w: &mut Writer<'_, '_>) -> Result<(), Error> {
     let alone = [
         (&table::NODES_LOST, stats.nodes_lost),
         (&table::PAIR_RESTS, stats.pair_rests),
+        (&table::NODE_RESTS, stats.node_rests),
         (&table::STALE_EVENTS, stats.stale_events),
         (&table::PROTOCOL_VIOLATIONS, stats.protocol_violations),
         (&table::ILLEGAL_TRANSITIONS, stats.illegal_transitions),
@@ -328,8 +329,9 @@ fn nodes(nodes: &[NodeSnapshot], w: &mut Writer<'_, '_>) -> Result<(), Error> {
         (&table::NODE_PREFIX_HITS, |s| s.prefix_hit_tokens_total),
     ];
     for (metric, total) in totals {
-        let of_node = |n: &NodeSnapshot| n.last_status.as_ref().map_or(0, total);
-        w.counters(metric, nodes.iter().map(|n| (labels_of(n), of_node(n))))?;
+        // A node that has not reported yet has no total: a zero would look like a restart of the node.
+        let of_node = |n: &'_ NodeSnapshot| n.last_status.as_ref().map(total);
+        w.counters(metric, nodes.iter().filter_map(|n| Some((labels_of(n), of_node(n)?))))?;
     }
     Ok(())
 }

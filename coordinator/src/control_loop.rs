@@ -166,6 +166,7 @@ impl ControlLoop {
             if let Some(live) = self.live.get(&request) {
                 live.stream.finish_choice(choice);
             }
+            self.count_untold(request);
             self.handle(ClusterEvent::ChoiceFinished {
                 request,
                 choice,
@@ -173,7 +174,16 @@ impl ControlLoop {
             });
         }
         for request in take_signals.cancelled {
+            self.count_untold(request);
             self.handle(ClusterEvent::ClientGone { request });
+        }
+    }
+
+    /// The request may end with the next event, and with it its legs, which would have told of these tokens.
+    fn count_untold(&mut self, request: RequestId) {
+        let untold = self.live.get(&request).map(|live| live.stream.take_untold());
+        if let Some(count) = untold.filter(|count| *count > 0) {
+            self.handle(ClusterEvent::TokensCounted { request, count });
         }
     }
 

@@ -77,7 +77,6 @@ struct Progress {
     clock: LegClock,
     had_tokens: bool,
     told_at: Option<Instant>,
-    untold: u32,
 }
 
 pub(crate) fn start_open(context: LegContext, channel: Result<Channel, LegError>, open: OpenRequest) -> RunningLeg {
@@ -255,9 +254,9 @@ impl LegContext {
         Ok(Next::Over)
     }
 
-    /// How many tokens came since the last time. They are work of the request's owner.
+    /// How many tokens came since the last time. They are work of the request's owner, and each counts once, whichever leg brought it.
     async fn tell_count(&self, progress: &mut Progress) {
-        let count = std::mem::take(&mut progress.untold);
+        let count = self.stream.take_untold();
         if count > 0 {
             progress.told_at = Some(Instant::now());
             self.tell(LegEvent::TokensDelivered { leg: self.leg, count }).await;
@@ -267,7 +266,6 @@ impl LegContext {
     /// Tokens go straight to the client. The brain hears of the first tokens, of ends, and from time to time that more
     /// tokens came.
     async fn tokens(&self, batch: TokenBatch, progress: &mut Progress) -> Result<Next, LegError> {
-        let count = u32::try_from(batch.tokens.len()).unwrap_or(u32::MAX);
         if !progress.had_tokens {
             failpoints::hit(FaultPoint::FirstTokenUnflushed);
         }
@@ -280,6 +278,7 @@ impl LegContext {
             Delivery::Stale => return Ok(Next::Over),
             Delivery::Violation(detail) => return Err(LegError::Protocol { detail }),
             Delivery::Broken(error) => {
+                self.tell_count(progress).await;
                 self.tell_cluster(ClusterEvent::StreamBroken {
                     request: self.key.request,
                     error,
@@ -288,7 +287,6 @@ impl LegContext {
                 return Ok(Next::Over);
             }
             Delivery::Delivered { finished } => {
-                progress.untold = progress.untold.saturating_add(count);
                 if !progress.had_tokens {
                     progress.had_tokens = true;
                     progress.told_at = Some(Instant::now());

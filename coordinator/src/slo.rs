@@ -82,8 +82,9 @@ pub fn judge(profile: &SloProfile, ended: &Ended<'_>) -> Option<Vec<Breach>> {
                     .collect(),
             )
         }
-        "cancelled" | "invalid_request" | "too_large_for_pool" | "ruled_out" | "slow_reader" => None,
-        "deadline" | "queue_timeout" => Some(vec![Breach::HardTimeout]),
+        "cancelled" | "invalid_request" | "too_large_for_pool" | "prompt_too_long" | "too_many_choices"
+        | "ruled_out" | "slow_reader" => None,
+        "deadline" | "queue_timeout" | "no_room" => Some(vec![Breach::HardTimeout]),
         _ if had_tokens => Some(vec![Breach::Incomplete]),
         _ if ended.status == 429 || ended.status >= 500 => Some(vec![Breach::ServerError]),
         _ => None,

@@ -65,6 +65,8 @@ struct State {
     /// The tokens of choice 0 of the live attempt. They are added to the prompt of the next attempt.
     attempt_tokens: Vec<TokenId>,
     attempt_token_count: u64,
+    /// Tokens that the client has had and the brain has not heard of.
+    untold: u32,
     prompt_logprobs_from: u32,
     clock: StageClock,
     summary: RequestSummary,
@@ -92,6 +94,7 @@ impl RequestStream {
             choices: (0..request.choice_count).map(|_| Choice::default()).collect(),
             attempt_tokens: Vec::new(),
             attempt_token_count: 0,
+            untold: 0,
             prompt_logprobs_from: 0,
             clock: StageClock::new(submitted_at),
             summary: RequestSummary::default(),
@@ -270,6 +273,11 @@ impl RequestStream {
         }
     }
 
+    /// Tokens that the client has had since the last time that somebody asked.
+    pub fn take_untold(&self) -> u32 {
+        std::mem::take(&mut self.state().untold)
+    }
+
     /// Over all choices and attempts.
     pub fn delivered_tokens(&self) -> u64 {
         let s = self.state();
@@ -378,6 +386,7 @@ impl State {
             self.attempt_tokens.push(token.token);
         }
         self.attempt_token_count += 1;
+        self.untold = self.untold.saturating_add(1);
         if self.first_token.is_none() {
             self.first_token = Some((now, times.attempt));
             self.clock.first_token(now, times.sampled_at);

@@ -122,6 +122,8 @@ fn each_index_reaches_the_client_once_and_in_order_whichever_leg_brings_it() {
         tokens(&mut receiver),
         [(0, 0, 10), (1, 0, 20), (0, 1, 11), (0, 2, 12), (1, 1, 21)]
     );
+    assert_eq!(stream.take_untold(), 5, "each is work of the owner once");
+    assert_eq!(stream.take_untold(), 0);
 }
 
 #[test]

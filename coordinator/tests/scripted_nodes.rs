@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -20,12 +21,14 @@ use proto::messages::{
 use proto::v1::membership_service_client::MembershipServiceClient;
 use service_runtime::clock::Clock;
 use service_runtime::membership::{LostReason, MembershipEvent};
+use serving_core::cluster::{ClusterEvent, LegEvent};
 use serving_core::ids::{Attempt, TokenId};
 use serving_core::node::NodeRole;
 use serving_core::request::{LocalPrefillReason, RequestError, TokenEvent};
 use serving_core::stage::{Stage, StageTimings};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
+use workload::flight_record::{Entry, Reader};
 
 async fn send<E>(events: &mpsc::Sender<E>, event: E) {
     // The coordinator may have cancelled the leg; the script then runs on into nothing.
@@ -478,8 +481,10 @@ async fn a_client_that_goes_away_cancels_both_legs_within_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_string_ends_the_request_and_the_node_is_told() {
-    let cluster = coordinator(&[]).await;
+async fn a_stop_string_ends_the_request_and_the_node_and_the_owner_are_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let record = folder.path().join("record");
+    let cluster = coordinator(&[&format!("--flight-record={}", record.display())]).await;
     let (closed, mut seen) = mpsc::channel(1);
     let endless = decode(move |_, events| {
         let closed = closed.clone();
@@ -504,10 +509,34 @@ async fn a_stop_string_ends_the_request_and_the_node_is_told() {
         .await
         .expect("the leg was closed in time");
     cluster.stop().await;
+    assert_eq!(
+        tokens_that_are_work(&record),
+        2,
+        "they came within the time between two words on them"
+    );
+}
+
+/// Output tokens of which the brain heard.
+fn tokens_that_are_work(flight_record: &Path) -> u32 {
+    let file = std::fs::File::open(flight_record).expect("a flight record");
+    let mut reader = Reader::open(file).expect("a header");
+    let mut tokens = 0;
+    while let Some(entry) = reader.next_entry().expect("an entry") {
+        let Entry::Event(recorded) = entry else { continue };
+        tokens += match recorded.event {
+            ClusterEvent::TokensCounted { count, .. } => count,
+            ClusterEvent::Leg {
+                event: LegEvent::TokensDelivered { count, .. },
+                ..
+            } => count,
+            _ => 0,
+        };
+    }
+    tokens
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_step_that_fails_is_a_typed_error() {
+async fn a_model_step_that_fails_twice_is_a_typed_error() {
     let cluster = coordinator(&[]).await;
     let broken = decode(|_, events| async move {
         send(&events, opened_local()).await;

@@ -248,6 +248,31 @@ impl From<Rejected> for ApiError {
                     ..Self::bad_request(message).with_code("context_length_exceeded")
                 };
             }
+            RejectReason::PromptTooLong {
+                role,
+                prompt_tokens,
+                longest_tokens,
+            } => {
+                let message = format!(
+                    "The prompt has {prompt_tokens} tokens, and no {} node takes more than {longest_tokens} (max_model_len of \
+                     the nodes). Shorten the prompt.",
+                    role.name()
+                );
+                return Self {
+                    outcome,
+                    ..Self::bad_request(message).with_code("context_length_exceeded")
+                };
+            }
+            RejectReason::TooManyChoices { choices, most } => {
+                let message = format!(
+                    "The request asks for {choices} choices, and no decode node computes more than {most} at a time \
+                     (max_num_seqs). Lower n to {most}, or send several requests."
+                );
+                return Self {
+                    outcome,
+                    ..Self::invalid("n", message).with_code("too_many_choices")
+                };
+            }
         };
         Self {
             retry: rejected.retry_after.map_or(Retry::Never, Retry::After),
@@ -285,6 +310,7 @@ impl From<RequestError> for ApiError {
         let (status, code) = match &error {
             RequestError::DeadlineExceeded { .. } => (StatusCode::GATEWAY_TIMEOUT, "timeout"),
             RequestError::NoPlaceAgain { .. } => (StatusCode::GATEWAY_TIMEOUT, "no_place_again"),
+            RequestError::NoRoom { .. } => (StatusCode::TOO_MANY_REQUESTS, "no_room"),
             RequestError::TransferFailed { .. } => (StatusCode::BAD_GATEWAY, "kv_transfer_failed"),
             RequestError::PrefillNodeFailed { .. } | RequestError::DecodeNodeFailed { .. } => {
                 (StatusCode::BAD_GATEWAY, "node_failed")
@@ -305,6 +331,10 @@ impl From<RequestError> for ApiError {
             RequestError::NoPlaceAgain { .. } => (
                 Retry::Maybe,
                 "Send the request again later, add nodes, or raise --queue-wait-ms-max of the coordinator.",
+            ),
+            RequestError::NoRoom { .. } => (
+                Retry::After(RETRY_AFTER_DEFAULT),
+                "Try again after the time in Retry-After, or add nodes.",
             ),
             _ => (Retry::Maybe, SEND_AGAIN),
         };

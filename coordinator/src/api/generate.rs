@@ -266,14 +266,21 @@ impl Call {
 
     async fn whole(&self, answering: Answering) -> Result<Response, ApiError> {
         let Answering {
-            mut run,
-            mut pace,
+            run,
+            pace,
             mut reply,
             first,
             egress,
-            ..
+            record,
         } = answering;
-        let choice_count: usize = run
+        let mut counted = Counted {
+            run,
+            pace,
+            record,
+            is_noted: false,
+        };
+        let choice_count: usize = counted
+            .run
             .prompts
             .iter()
             .map(|prompt| prompt.request.choice_count as usize)
@@ -281,26 +288,22 @@ impl Call {
         let mut tokens: Vec<Vec<OutToken>> = vec![Vec::new(); choice_count];
         let mut next = first;
         while let Some(out) = next {
-            pace.token(&out);
-            pace.asked();
+            counted.pace.token(&out);
+            counted.pace.asked();
             let choice = out.choice as usize;
             tokens[choice].push(out);
-            let more = run.next().await;
-            if more.is_err() {
-                note_end(&self.record, &run, &mut pace, false);
-            }
-            next = more?;
+            next = counted.run.next().await?;
         }
-        let times = note_end(&self.record, &run, &mut pace, false);
-        pace.ended();
+        let times = counted.note();
+        counted.pace.ended();
         self.record.facts().outcome = Some("ok");
         self.record.update(|generation| {
             note_finish_reasons(generation, tokens.iter().filter_map(|steps| steps.last()));
         });
-        let mut response = reply.whole(&run, &tokens, &times);
+        let mut response = reply.whole(&counted.run, &tokens, &times);
         insert(&mut response, SERVER_TIMING, &server_timing(&times));
         drop(egress);
-        late::answered(&self.record, &mut run);
+        late::answered(&self.record, &mut counted.run);
         Ok(response)
     }
 
@@ -308,6 +311,29 @@ impl Call {
         let queued = |g: &Generation| Some(g.placement.as_ref()?.queued_for);
         if let Some(queued) = self.record.facts().generation.as_ref().and_then(queued) {
             insert(response, QUEUE_MS, &ms(queued).to_string());
+        }
+    }
+}
+
+/// An answer that is sent in one piece. Its handler is dropped when the client leaves: what came until then still counts.
+struct Counted {
+    run: Run,
+    pace: Pace,
+    record: Arc<RequestRecord>,
+    is_noted: bool,
+}
+
+impl Counted {
+    fn note(&mut self) -> EdgeTimes {
+        self.is_noted = true;
+        note_end(&self.record, &self.run, &mut self.pace, false)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.is_noted {
+            self.note();
         }
     }
 }

@@ -96,7 +96,11 @@ impl Pace {
             choice.last = Some(left);
             choice.tokens += 1;
         }
-        self.record.insight().records.rates.token(now, since_last);
+        // With `max_tokens: 0` a step without a token carries the echo.
+        let is_token = out.token.is_some();
+        if is_token {
+            self.record.insight().records.rates.token(now, since_last);
+        }
         if self.record.insight().traces_content {
             self.record.update(|generation| {
                 if let Some(content) = &mut generation.content {
@@ -104,7 +108,7 @@ impl Pace {
                 }
             });
         }
-        if self.record.token_left() {
+        if is_token && self.record.token_left() {
             let received_at = self.record.received_at;
             // A preliminary value: at the end of the answer it is known when the token was written.
             self.record.update(|generation| {

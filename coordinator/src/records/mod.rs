@@ -63,8 +63,17 @@ struct Ring {
     bytes: usize,
     forgotten: u64,
     running: BTreeMap<u64, Weak<dyn Running>>,
-    pairs: BTreeMap<(String, String), PairTotals>,
+    pairs: BTreeMap<(String, String), PairEntry>,
 }
+
+struct PairEntry {
+    totals: PairTotals,
+    /// Of the request that used the pair last.
+    last_seq: u64,
+}
+
+/// Pairs whose totals are kept: a bound against nodes that come under ever new names. The one that was used least recently goes first.
+pub(super) const PAIRS_MAX: usize = 4096;
 
 /// Shared by all requests and all readers.
 pub struct RecordStore {
@@ -74,6 +83,24 @@ pub struct RecordStore {
     pub prefixes: PrefixBook,
     pub rates: RateBook,
     events: broadcast::Sender<Arc<Summary>>,
+}
+
+impl Ring {
+    fn handed_over(&mut self, pair: (String, String), (kv_bytes, seq): (u64, u64)) {
+        if self.pairs.len() >= PAIRS_MAX && !self.pairs.contains_key(&pair) {
+            let oldest = self.pairs.iter().min_by_key(|(_, entry)| entry.last_seq);
+            if let Some(oldest) = oldest.map(|(pair, _)| pair.clone()) {
+                self.pairs.remove(&oldest);
+            }
+        }
+        let entry = self.pairs.entry(pair).or_insert(PairEntry {
+            totals: PairTotals::default(),
+            last_seq: seq,
+        });
+        entry.last_seq = entry.last_seq.max(seq);
+        entry.totals.kv_bytes += kv_bytes;
+        entry.totals.handoffs += 1;
+    }
 }
 
 impl fmt::Debug for RecordStore {
@@ -225,9 +252,7 @@ impl RecordStore {
             if let (Some(prefill), Some(decode)) = (&serving.prefill_node, &serving.decode_node)
                 && serving.transport.is_some()
             {
-                let totals = ring.pairs.entry((prefill.clone(), decode.clone())).or_default();
-                totals.kv_bytes += serving.kv_bytes;
-                totals.handoffs += 1;
+                ring.handed_over((prefill.clone(), decode.clone()), (serving.kv_bytes, summary.seq));
             }
             ring.bytes += bytes;
             ring.ended.push_back(detail.clone());
@@ -247,7 +272,9 @@ impl RecordStore {
     }
 
     pub fn pairs(&self) -> BTreeMap<(String, String), PairTotals> {
-        self.ring().pairs.clone()
+        let ring = self.ring();
+        let totals = ring.pairs.iter().map(|(pair, entry)| (pair.clone(), entry.totals));
+        totals.collect()
     }
 
     fn running(&self) -> Vec<Detail> {

@@ -173,6 +173,26 @@ fn a_request_is_found_by_each_of_its_names() {
 }
 
 #[test]
+fn pairs_of_names_that_do_not_come_again_are_forgotten() {
+    let store = RecordStore::new(RecordLimits::default());
+    let pairs_max = PAIRS_MAX as u64;
+    for seq in 0..pairs_max + 2 {
+        let mut detail = detail(seq, 1.0);
+        // The first pair is used all the time.
+        let decode = if seq % 2 == 0 { 0 } else { seq };
+        detail.summary.serving.decode_node = Some(format!("decode-{decode}"));
+        store.ended(detail.clone());
+        detail.summary.serving.decode_node = Some(format!("decode-{}", seq + pairs_max));
+        store.ended(detail);
+    }
+    let pairs = store.pairs();
+    assert_eq!(pairs.len(), PAIRS_MAX);
+    let pair = |decode: u64| ("prefill-0".to_owned(), format!("decode-{decode}"));
+    assert_eq!(pairs[&pair(0)].handoffs, pairs_max / 2 + 1);
+    assert!(!pairs.contains_key(&pair(1)));
+}
+
+#[test]
 fn a_follower_hears_of_ends_and_of_what_it_has_missed() {
     let store = store(0, RecordLimits::default());
     let mut events = store.follow();

@@ -33,6 +33,27 @@ async fn cancelled(server: &Server) {
 }
 
 #[tokio::test]
+async fn leaving_an_answer_in_one_piece_counts_the_tokens_that_came() {
+    let server = endless().await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let asked = json!({"model": MODEL, "prompt": "hi"}).to_string();
+    let headers = [("x-request-id", "left")];
+    stream
+        .write_all(&request("POST", "/v1/completions", &headers, asked.as_bytes()))
+        .await
+        .unwrap();
+    let both = async {
+        while get(server.address, "/admin/requests/left").await.json()["output_tokens"] != 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, both).await.expect("both tokens come");
+    drop(stream);
+    cancelled(&server).await;
+    assert_eq!(server.ended().await.output_tokens, 2);
+}
+
+#[tokio::test]
 async fn leaving_a_stream_cancels() {
     let server = endless().await;
     let mut stream = TcpStream::connect(server.address).await.unwrap();

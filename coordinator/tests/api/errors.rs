@@ -27,6 +27,12 @@ async fn rejections() {
         needed_blocks: 9,
         pool_blocks: 4,
     };
+    let too_long = RejectReason::PromptTooLong {
+        role: NodeRole::Decode,
+        prompt_tokens: 100,
+        longest_tokens: 64,
+    };
+    let too_many = RejectReason::TooManyChoices { choices: 3, most: 2 };
     for (reason, retry_after, status, code) in [
         (RejectReason::QueueFull, retry, 429, "queue_full"),
         (
@@ -42,6 +48,8 @@ async fn rejections() {
         (RejectReason::NodeAway, retry, 503, "node_away"),
         (RejectReason::Draining, retry, 503, "draining"),
         (too_large, None, 400, "context_length_exceeded"),
+        (too_long, None, 400, "context_length_exceeded"),
+        (too_many, None, 400, "too_many_choices"),
     ] {
         let rejected = Rejected {
             reason: reason.clone(),
@@ -111,6 +119,7 @@ async fn failures_before_the_first_token_have_a_status() {
             "no_place_again",
             "true",
         ),
+        (RequestError::NoRoom { waited_ms: 5 }, 429, "no_room", "true"),
         (
             RequestError::PrefillNodeFailed {
                 node: node(),

@@ -236,15 +236,25 @@ pub enum RejectReason {
     NodeAway,
     /// The coordinator is shutting down.
     Draining,
+    /// No node of this role takes a prompt of so many tokens.
+    PromptTooLong {
+        role: NodeRole,
+        prompt_tokens: u32,
+        longest_tokens: u32,
+    },
+    /// It asks for more choices than any decode node computes at a time.
+    TooManyChoices { choices: u32, most: u32 },
 }
 
 impl RejectReason {
     /// Every [`RejectReason::name`].
-    pub const NAMES: [&'static str; 6] = [
+    pub const NAMES: [&'static str; 8] = [
         "not_ready",
         "queue_full",
         "queue_timeout",
         "too_large_for_pool",
+        "prompt_too_long",
+        "too_many_choices",
         "node_away",
         "draining",
     ];
@@ -255,6 +265,8 @@ impl RejectReason {
             RejectReason::QueueFull => "queue_full",
             RejectReason::QueueTimeout { .. } => "queue_timeout",
             RejectReason::TooLargeForPool { .. } => "too_large_for_pool",
+            RejectReason::PromptTooLong { .. } => "prompt_too_long",
+            RejectReason::TooManyChoices { .. } => "too_many_choices",
             RejectReason::NodeAway => "node_away",
             RejectReason::Draining => "draining",
         }
@@ -286,13 +298,17 @@ pub enum RequestError {
         "grammar, allowed_token_ids, bad_words and min_tokens of the request together rule out every token at this place, or the grammar costs more than a node allows"
     )]
     RuledOut,
+    /// Nothing of it ran: as [`RejectReason::QueueTimeout`], but nodes were asked.
+    #[error("every node that was asked in {waited_ms} ms refused the request for want of room")]
+    NoRoom { waited_ms: u64 },
 }
 
 impl RequestError {
     /// Every [`RequestError::name`].
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 10] = [
         "deadline",
         "no_place_again",
+        "no_room",
         "prefill_node_failed",
         "decode_node_failed",
         "transfer_failed",
@@ -307,6 +323,7 @@ impl RequestError {
         match self {
             RequestError::DeadlineExceeded { .. } => "deadline",
             RequestError::NoPlaceAgain { .. } => "no_place_again",
+            RequestError::NoRoom { .. } => "no_room",
             RequestError::PrefillNodeFailed { .. } => "prefill_node_failed",
             RequestError::DecodeNodeFailed { .. } => "decode_node_failed",
             RequestError::TransferFailed { .. } => "transfer_failed",

@@ -130,7 +130,7 @@ impl Script {
                 block_tokens: 16,
                 max_sequences: number("sequences", 4),
                 max_batch_tokens: number("batch_tokens", 128),
-                max_model_tokens: 2048,
+                max_model_tokens: number("max_model", 2048),
                 block_bytes: 1,
             },
             model_name: words.named.get("model").copied().unwrap_or("smol").into(),
@@ -496,6 +496,9 @@ fn stats(cluster: &Cluster) -> String {
     }
     for (lane, count) in &stats.shed {
         let _ = write!(line, " shed.{}={count}", lane.name());
+    }
+    if stats.node_rests > 0 {
+        let _ = write!(line, " node_rests={}", stats.node_rests);
     }
     let _ = write!(
         line,

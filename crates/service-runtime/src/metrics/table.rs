@@ -74,6 +74,8 @@ metrics! {
         .by(&[REFUSE_REASON]).on(COORDINATOR);
     PAIR_RESTS = Metric::counter("baton_pair_rests", Events,
         "Pairs taken out of use for a while because their transfers kept failing").on(COORDINATOR);
+    NODE_RESTS = Metric::counter("baton_node_rests", Events,
+        "Nodes set aside for a while because their engine kept failing requests").on(COORDINATOR);
     STALE_EVENTS = Metric::counter("baton_stale_events", Events, "Events of attempts that were over").on(COORDINATOR);
     PROTOCOL_VIOLATIONS = Metric::counter("baton_protocol_violations", Events, "Messages that broke the protocol").on(COORDINATOR);
     ILLEGAL_TRANSITIONS = Metric::counter("baton_illegal_transitions", Events, "Bugs of the coordinator's state machine").on(COORDINATOR);
@@ -84,7 +86,7 @@ metrics! {
         .by(&[NODE, NODE_ROLE, BLOCK_STATE]).on(COORDINATOR);
     MEMBERSHIP_LEASE = Metric::gauge("baton_membership_lease_seconds", Seconds, "Time left on a node's lease")
         .by(&[NODE, NODE_ROLE]).on(COORDINATOR);
-    BREAKER_STATE = Metric::gauge("baton_breaker_state", Fact, "1 while a node is suspected after connection errors")
+    BREAKER_STATE = Metric::gauge("baton_breaker_state", Fact, "1 while a node is set aside after broken connections or failures of its engine")
         .by(&[NODE, NODE_ROLE]).on(COORDINATOR);
     NODE_RUNNING_SEQUENCES = Metric::gauge("baton_node_running_sequences", Sequences, "Sequences in the node's batch")
         .by(&[NODE, NODE_ROLE]).on(COORDINATOR);

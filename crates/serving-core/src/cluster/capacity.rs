@@ -1,6 +1,6 @@
 //! What a request needs of a node, and whether the node can ever give it, or could now.
 
-use crate::node::NodeRole;
+use crate::node::{NodeCapacity, NodeRole};
 use crate::request::{RejectReason, Request};
 use crate::scheduler::permits::blocks_at_open;
 
@@ -32,8 +32,12 @@ pub(super) fn has_prompt_room(request: &Request, node: &Node) -> bool {
     reported.is_none_or(|room| needed <= room)
 }
 
+/// The prompt must be within the node's limit. An answer that reaches the limit ends there with `length`, so it need not be.
 pub(super) fn whole_fits(request: &Request, node: &Node) -> bool {
-    blocks_needed(request, node.record.capacity.block_tokens) <= node.record.capacity.kv_blocks
+    let capacity = &node.record.capacity;
+    blocks_needed(request, capacity.block_tokens) <= capacity.kv_blocks
+        && request.prompt_tokens() <= capacity.max_model_tokens
+        && request.choice_count <= capacity.max_sequences
 }
 
 /// `kept` permits of the node are not for this request.
@@ -62,7 +66,7 @@ impl Cluster {
     /// Can any node of the pool ever hold this request? Asked at arrival, so that the answer is a clear 400. A node that is
     /// merely away counts: it may be back before the request's time is up, or the client may come back later.
     pub(super) fn fits_some_pool(&self, request: &Request) -> Result<(), RejectReason> {
-        let can_be_answered_on = |n: &Node| self.decode_fits(request, n) && self.has_way_to_prefill(request, n);
+        let can_be_answered_on = |n: &Node| whole_fits(request, n) && self.has_way_to_prefill(request, n);
         let decode = || self.members.iter().filter(|n| n.record.role == NodeRole::Decode);
         let is_here = |n: &Node| n.is_live() || n.life == Life::Disconnected;
         if decode().any(|n| is_here(n) && can_be_answered_on(n)) {
@@ -72,10 +76,6 @@ impl Cluster {
             return Err(RejectReason::NodeAway);
         }
         Err(self.too_large(request))
-    }
-
-    fn decode_fits(&self, request: &Request, node: &Node) -> bool {
-        whole_fits(request, node) && request.choice_count <= node.record.capacity.max_sequences
     }
 
     /// With local prefill the decode node itself will do; without, some prefill node has to hold the whole prompt.
@@ -88,25 +88,31 @@ impl Cluster {
         decode.record.is_co_located || self.config.allow_local_prefill || self.members.iter().any(is_partner)
     }
 
-    /// Which pool is too small for it: the largest decode pool, or where that would do the largest prefill pool.
+    /// Which limit it is above on all nodes of a role: those of the decode nodes, or where these would do those of the prefill nodes.
     fn too_large(&self, request: &Request) -> RejectReason {
-        let is_short_of_prefill = self
-            .members
-            .iter()
-            .any(|n| n.record.role == NodeRole::Decode && self.decode_fits(request, n));
-        let needed = |n: &Node| {
-            let block_tokens = n.record.capacity.block_tokens;
-            match is_short_of_prefill {
-                true => request.prompt_tokens().div_ceil(block_tokens.max(1)),
-                false => blocks_needed(request, block_tokens),
-            }
-        };
-        let role = match is_short_of_prefill {
+        let nodes = |role| self.members.iter().filter(move |n| n.record.role == role);
+        let role = match nodes(NodeRole::Decode).any(|n| whole_fits(request, n)) {
             true => NodeRole::Prefill,
             false => NodeRole::Decode,
         };
-        let sizes = self.members.iter().filter(|n| n.record.role == role);
-        let (needed_blocks, pool_blocks) = sizes
+        let most = |limit: fn(&NodeCapacity) -> u32| nodes(role).map(|n| limit(&n.record.capacity)).max();
+        let prompt_tokens = request.prompt_tokens();
+        if let Some(longest_tokens) = most(|c| c.max_model_tokens).filter(|longest| prompt_tokens > *longest) {
+            return RejectReason::PromptTooLong {
+                role,
+                prompt_tokens,
+                longest_tokens,
+            };
+        }
+        let choices = request.choice_count;
+        if let (NodeRole::Decode, Some(most)) = (role, most(|c| c.max_sequences).filter(|most| choices > *most)) {
+            return RejectReason::TooManyChoices { choices, most };
+        }
+        let needed = |n: &Node| match role {
+            NodeRole::Prefill => prompt_tokens.div_ceil(n.record.capacity.block_tokens.max(1)),
+            NodeRole::Decode => blocks_needed(request, n.record.capacity.block_tokens),
+        };
+        let (needed_blocks, pool_blocks) = nodes(role)
             .map(|n| (needed(n), n.record.capacity.kv_blocks))
             .max_by_key(|(_, pool)| *pool)
             .unwrap_or((0, 0));

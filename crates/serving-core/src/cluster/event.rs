@@ -103,6 +103,11 @@ pub enum ClusterEvent {
     },
     /// Time passed; `Cluster::next_wake` says when this is due.
     Tick,
+    /// Output tokens of a request that no leg has told of ([`LegEvent::TokensDelivered`]), because its client ended it first.
+    TokensCounted {
+        request: RequestId,
+        count: u32,
+    },
 }
 
 impl ClusterEvent {
@@ -295,6 +300,15 @@ impl LegError {
                 NodeFault::Draining => "draining",
                 NodeFault::RuledOut => "ruled_out",
             },
+        }
+    }
+    /// The model could not run, or the node said nonsense: it can be reached, but what it does is in doubt.
+    pub(super) fn blames_engine(&self) -> bool {
+        let is_engine = |fault: &NodeFault| *fault == NodeFault::Engine;
+        match self {
+            LegError::Node { fault, .. } => is_engine(fault),
+            LegError::Protocol { .. } => true,
+            _ => false,
         }
     }
     /// True when the node itself, not the request, is in doubt.

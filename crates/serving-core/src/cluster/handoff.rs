@@ -142,11 +142,12 @@ pub(super) struct Avoid {
     /// (prefill, decode)
     pub pairs: BTreeSet<(NodeId, NodeId)>,
     pub transfer_failures: u32,
+    pub engine_failures: u32,
 }
 
 impl Avoid {
     pub(super) fn is_empty(&self) -> bool {
-        self.nodes.is_empty() && self.pairs.is_empty() && self.transfer_failures == 0
+        self.nodes.is_empty() && self.pairs.is_empty() && self.transfer_failures == 0 && self.engine_failures == 0
     }
 }
 
@@ -176,6 +177,10 @@ pub(super) struct AdmittedRequest {
     pub avoid: Avoid,
     pub finished_choices: BTreeSet<ChoiceIndex>,
     pub was_finished_by_edge: bool,
+    /// What became of the current attempt's handoff is in the figures.
+    pub is_handoff_counted: bool,
+    /// Attempts that broke, not those that a node refused.
+    pub broken_attempts: u32,
     /// Why the attempt that is being ended failed, and the `LegError` label.
     pub failure: Option<(RequestError, Retry)>,
 }
@@ -217,6 +222,8 @@ impl AdmittedRequest {
             avoid: Avoid::default(),
             finished_choices: BTreeSet::new(),
             was_finished_by_edge: false,
+            is_handoff_counted: false,
+            broken_attempts: 0,
             failure: None,
         }
     }

@@ -139,10 +139,15 @@ impl Cluster {
         self.restart_silence(now, key.request);
     }
 
-    fn tokens_delivered(&mut self, now: Time, key: AttemptKey, (leg, count): (Leg, u32)) {
-        if let Some(tracked) = self.requests.get(&key.request) {
+    /// They are work of the request's owner.
+    pub(super) fn tokens_counted(&mut self, request: RequestId, count: u32) {
+        if let Some(tracked) = self.requests.get(&request) {
             self.queue.answered(&tracked.request, count);
         }
+    }
+
+    fn tokens_delivered(&mut self, now: Time, key: AttemptKey, (leg, count): (Leg, u32)) {
+        self.tokens_counted(key.request, count);
         match (self.phase(&key), leg) {
             (Some(Phase::Committed), Leg::Decode) => self.advance(now, key.request, Phase::Decoding),
             (Some(Phase::Opening), _) => return self.violation(now, key, (leg, "tokens before Opened")),
@@ -158,9 +163,7 @@ impl Cluster {
         let (phase, is_prefill_only) = (tracked.phase, tracked.is_prefill_only);
         match outcome {
             PrefillOutcome::EndedAtFirstToken if phase < Phase::Committed => {
-                if tracked.is_handoff() {
-                    self.count_handoff(key.request, HandoffOutcome::EndedAtFirstToken);
-                }
+                self.count_handoff(key.request, HandoffOutcome::EndedAtFirstToken);
                 self.close_leg(key, Leg::Prefill);
                 self.complete(now, key.request);
             }
@@ -245,6 +248,7 @@ impl Cluster {
     fn end_trials(&mut self, key: AttemptKey, leg: Leg, node: &NodeId) {
         if let Some(member) = self.members.get_mut(node) {
             member.suspicion.trust.released(key.request);
+            member.breaker.released(key.request);
         }
         let pair = self.requests.get(&key.request).map(|tracked| tracked.pair.clone());
         if let (Leg::Decode, Some((Some(prefill), Some(decode)))) = (leg, pair) {
@@ -252,7 +256,7 @@ impl Cluster {
         }
     }
 
-    /// The leg's stream has ended by itself.
+    /// The leg's stream has ended by itself, with all that was asked of the node.
     pub(super) fn close_leg(&mut self, key: AttemptKey, leg: Leg) {
         self.settle_charge(&key, leg, true);
         let open = self
@@ -264,6 +268,7 @@ impl Cluster {
         };
         if let Some(member) = self.members.get_mut(&open.node) {
             member.sequences = member.sequences.saturating_sub(open.sequences);
+            member.breaker.succeeded();
         }
         self.end_trials(key, leg, &open.node);
     }

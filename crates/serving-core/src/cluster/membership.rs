@@ -10,6 +10,7 @@ use crate::scheduler::permit_shares::StreamPermits;
 use crate::time::Time;
 
 use super::action::JoinRefusal;
+use super::breaker::Breaker;
 use super::event::StreamId;
 use super::permits::Permits;
 use super::prefix_directory::CachedPrefixes;
@@ -124,6 +125,8 @@ pub struct Node {
     /// What somebody asked of this life; its own reports may still say ready for a moment.
     pub drain: Option<DrainOrder>,
     pub(super) suspicion: Suspicion,
+    /// Of its engine's failures.
+    pub(super) breaker: Breaker,
 }
 
 impl Node {
@@ -143,6 +146,7 @@ impl Node {
             sent_tokens: 0,
             drain: None,
             suspicion: Suspicion::default(),
+            breaker: Breaker::default(),
         }
     }
 
@@ -173,6 +177,11 @@ impl Node {
     /// No new work now: a connection to it broke, or the one request that tries it again has no answer yet.
     pub fn is_suspected(&self, now: Time) -> bool {
         !self.suspicion.trust.admits(now)
+    }
+
+    /// Its engine failed requests, one after the other: it gets no new work while another node can take it.
+    pub fn is_resting(&self, now: Time) -> bool {
+        self.breaker.is_resting(now)
     }
 
     /// Ready, connected: may be counted on. Suspicion is not considered.
@@ -305,7 +314,7 @@ impl Membership {
         }
         let name = record.id.name.clone();
         let mut node = Node::new(record, stream, now, self.lease);
-        if let Some(old) = self.nodes.get(&name).filter(|old| old.record.id == node.record.id) {
+        if let Some(old) = self.nodes.get_mut(&name).filter(|old| old.record.id == node.record.id) {
             // Also when its lease has run out meanwhile: it may not have heard of it yet.
             node.drain = old.drain;
             if outcome == Joined::Again {
@@ -313,6 +322,7 @@ impl Membership {
                 node.joined_at = old.joined_at;
                 node.suspicion = old.suspicion;
                 node.suspicion.seen_alive(now);
+                node.breaker = std::mem::take(&mut old.breaker);
             }
         }
         self.nodes.insert(name.clone(), node);

@@ -12,6 +12,7 @@ use crate::time::Time;
 
 mod action;
 mod admission;
+mod breaker;
 mod capacity;
 mod content_free;
 mod event;
@@ -188,6 +189,7 @@ impl Cluster {
             ClusterEvent::DrainStarted => self.is_draining = true,
             ClusterEvent::StoodStill { stillness } => self.stood_still(stillness),
             ClusterEvent::Tick => {}
+            ClusterEvent::TokensCounted { request, count } => self.tokens_counted(request, count),
         }
         // The status that renews a lease may be next in line.
         if !is_of_membership {
@@ -300,12 +302,7 @@ impl Cluster {
     }
 
     fn client_gone(&mut self, now: Time, request: RequestId) {
-        let Some(tracked) = self.requests.get(&request) else {
-            return;
-        };
-        if tracked.is_handoff() && tracked.phase != Phase::Queued && tracked.phase < Phase::Committed {
-            self.count_handoff(request, HandoffOutcome::Cancelled);
-        }
+        self.count_handoff(request, HandoffOutcome::Cancelled);
         self.release_legs(request);
         self.end(now, request, ClusterAction::Forget { request });
     }
@@ -326,9 +323,16 @@ impl Cluster {
         }
     }
 
+    /// Each attempt that hands KV over counts once, by what came of it first: what breaks after the commit is no handoff's fault.
     fn count_handoff(&mut self, request: RequestId, outcome: HandoffOutcome) {
-        let pair = self.requests.get(&request).map(|t| t.pair.clone());
-        if let Some((Some(prefill), Some(decode))) = pair {
+        let Some(tracked) = self.requests.get_mut(&request) else {
+            return;
+        };
+        let is_over = matches!(tracked.phase, Phase::Queued | Phase::Recovering);
+        if is_over || !tracked.is_handoff() || std::mem::replace(&mut tracked.is_handoff_counted, true) {
+            return;
+        }
+        if let (Some(prefill), Some(decode)) = tracked.pair.clone() {
             let transport = self.members.transport_of(&prefill, &decode);
             count(&mut self.stats.handoffs, (transport, outcome));
         }
@@ -336,17 +340,21 @@ impl Cluster {
 
     fn stream_broken(&mut self, now: Time, request: RequestId, error: RequestError) {
         if self.requests.contains_key(&request) {
-            self.release_legs(request);
+            // It is the client that stopped it.
+            self.count_handoff(request, HandoffOutcome::Cancelled);
             self.fail(now, request, error);
         }
     }
 
     fn fail(&mut self, now: Time, request: RequestId, error: RequestError) {
+        self.count_handoff(request, HandoffOutcome::Failed);
         self.release_legs(request);
         self.end(now, request, ClusterAction::Fail { request, error });
     }
 
     fn complete(&mut self, now: Time, request: RequestId) {
+        // The edge ended the answer while its KV was under way.
+        self.count_handoff(request, HandoffOutcome::Cancelled);
         let attempts = self.requests.get(&request).map_or(0, |t| t.placements);
         self.release_legs(request);
         self.end(now, request, ClusterAction::Complete { request, attempts });

@@ -26,6 +26,7 @@ impl Cluster {
                 self.tell_drain(&id);
                 self.peers_changed = true;
                 if let Joined::Replaced(old) = joined {
+                    self.breaker.forget(&old);
                     self.act(ClusterAction::DropNode {
                         node: old.clone(),
                         cause: DropCause::Restarted,
@@ -105,5 +106,33 @@ impl Cluster {
         for (stream, peers) in lists {
             self.act(ClusterAction::SendPeers { stream, peers });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ClusterConfig;
+    use super::super::event::ClusterEvent;
+    use super::super::fixtures::node_record;
+    use super::*;
+    use crate::node::NodeRole;
+
+    #[test]
+    fn a_life_that_is_replaced_leaves_no_pair_behind() {
+        let mut cluster = Cluster::new(ClusterConfig::default());
+        let decode = node_record("d0", 1, NodeRole::Decode);
+        let lives = [1, 2].map(|epoch| node_record("p0", epoch, NodeRole::Prefill));
+        let pair = (lives[0].id.clone(), decode.id.clone());
+        let joined = |record: &NodeRecord, stream| ClusterEvent::NodeJoined {
+            record: record.clone(),
+            stream: StreamId(stream),
+        };
+        cluster.apply(Time::ZERO, joined(&decode, 1));
+        cluster.apply(Time::ZERO, joined(&lives[0], 2));
+        cluster.breaker.failed(Time::ZERO, pair);
+        cluster.apply(Time::ZERO, ClusterEvent::NodeDisconnected { stream: StreamId(2) });
+        assert!(!cluster.breaker.is_empty(), "it may come back");
+        cluster.apply(Time::ZERO, joined(&lives[1], 3));
+        assert!(cluster.breaker.is_empty());
     }
 }

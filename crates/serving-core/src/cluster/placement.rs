@@ -158,12 +158,12 @@ impl Cluster {
                 .iter()
                 .filter(move |n| n.record.role == role && n.is_usable(now))
         };
-        let decode: Vec<&Node> = usable(NodeRole::Decode)
-            .filter(|n| whole_fits(request, n) && request.choice_count <= n.record.capacity.max_sequences)
-            .collect();
+        let decode: Vec<&Node> = usable(NodeRole::Decode).filter(|n| whole_fits(request, n)).collect();
         let prefill: Vec<&Node> = usable(NodeRole::Prefill).filter(|n| prompt_fits(request, n)).collect();
         let decode = unless_avoided(decode, |n| group.is_some_and(|g| g != n.record.compatibility.hash));
         let decode = unless_avoided(decode, |n| avoid.nodes.contains(n.id()));
+        let decode = unless_avoided(decode, |n| n.is_resting(now));
+        let prefill = unless_avoided(prefill, |n| n.is_resting(now));
         let has_relief = decode
             .iter()
             .any(|n| !n.has_its_share(now) && decode_has_room(request, n, kept_at(n)));
@@ -352,6 +352,7 @@ impl Cluster {
             return;
         };
         tracked.placements += 1;
+        tracked.is_handoff_counted = false;
         tracked.group = tracked.group.or(group);
         tracked.local = plan.local;
         tracked.is_prefill_only = plan.decode.is_none();
@@ -391,6 +392,7 @@ impl Cluster {
         };
         let charge = node.permits.take(u64::from(cost))?;
         node.suspicion.trust.placed(request.id);
+        node.breaker.placed(request.id);
         let sequences = match leg {
             Leg::Prefill => {
                 node.sent_tokens += u64::from(request.prompt_tokens());

@@ -91,7 +91,11 @@ fn verdict(tracked: &AdmittedRequest, leg: Leg, error: &LegError) -> (RequestErr
                 node,
                 detail: detail.clone(),
             },
-            Retry::Never,
+            // Two engines that fail it are not at fault: it would go on to harm every node.
+            match tracked.avoid.engine_failures {
+                0 => retry,
+                _ => Retry::Never,
+            },
         ),
         LegError::Node {
             fault: NodeFault::RuledOut,
@@ -175,6 +179,14 @@ impl Cluster {
         {
             member.suspicion.failed(now, started_at);
         }
+        if let Some(member) = node
+            .as_ref()
+            .filter(|_| error.blames_engine())
+            .and_then(|n| self.members.get_mut(n))
+        {
+            self.stats.node_rests += u64::from(member.breaker.failed(now));
+        }
+        self.count_handoff(key.request, HandoffOutcome::Failed);
         self.settle_charge(&key, leg, reached);
         if let Some(tracked) = self.requests.get_mut(&key.request) {
             if is_transfer_fault(&error) {
@@ -186,10 +198,9 @@ impl Cluster {
             } else if let Some(node) = node {
                 tracked.avoid.nodes.insert(node);
             }
+            tracked.avoid.engine_failures += u32::from(error.blames_engine());
+            tracked.broken_attempts += 1;
             tracked.failure = Some(failure);
-            if tracked.is_handoff() {
-                self.count_handoff(key.request, HandoffOutcome::Failed);
-            }
         }
         self.end_attempt(now, key);
     }

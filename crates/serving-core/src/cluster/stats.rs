@@ -68,6 +68,8 @@ pub struct ClusterStats {
     pub nodes_lost: u64,
     /// Pairs taken out of use for a while because their transfers kept failing.
     pub pair_rests: u64,
+    /// Times that a node was set aside because its engine failed requests.
+    pub node_rests: u64,
     /// Events of attempts that are over.
     pub stale_events: u64,
     pub protocol_violations: u64,

@@ -60,7 +60,7 @@ impl Cluster {
             return;
         };
         let key = tracked.key();
-        if tracked.phase == Phase::Queued && tracked.placements == 0 {
+        if tracked.phase == Phase::Queued && tracked.broken_attempts == 0 {
             return self.queue_timed_out(now, request);
         }
         if tracked.deadline <= now {
@@ -77,14 +77,18 @@ impl Cluster {
         }
     }
 
-    /// No place in time: a request that was never placed is turned away, one that runs for a client breaks.
+    /// No place in time: a request of which nothing ran is turned away, one that runs for a client breaks.
     fn queue_timed_out(&mut self, now: Time, request: RequestId) {
         let Some(tracked) = self.requests.get(&request) else {
             return;
         };
         let waited_ms = u64::try_from(now.since(tracked.queued_since).as_millis()).unwrap_or(u64::MAX);
-        if tracked.placements > 0 {
+        if tracked.broken_attempts > 0 {
             return self.fail(now, request, RequestError::NoPlaceAgain { waited_ms });
+        }
+        if tracked.placements > 0 {
+            count(&mut self.stats.shed, tracked.request.lane);
+            return self.fail(now, request, RequestError::NoRoom { waited_ms });
         }
         let limit = match tracked.deadline <= now {
             true => QueueLimit::RequestTime,

@@ -261,7 +261,9 @@ fn rejected(reason: &RejectReason) -> RequestOutcome {
         RejectReason::NotReady | RejectReason::NodeAway | RejectReason::Draining => {
             RequestOutcome::Refused { status: 503 }
         }
-        RejectReason::TooLargeForPool { .. } => RequestOutcome::Failed {
+        RejectReason::TooLargeForPool { .. }
+        | RejectReason::PromptTooLong { .. }
+        | RejectReason::TooManyChoices { .. } => RequestOutcome::Failed {
             error: reason.name().to_owned(),
         },
     }

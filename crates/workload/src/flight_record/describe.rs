@@ -27,6 +27,7 @@ pub(super) fn kind(event: &ClusterEvent) -> &'static str {
         ClusterEvent::DrainStarted => "drain of the coordinator",
         ClusterEvent::StoodStill { .. } => "coordinator stood still",
         ClusterEvent::Tick => "tick",
+        ClusterEvent::TokensCounted { .. } => "tokens counted",
     }
 }
 

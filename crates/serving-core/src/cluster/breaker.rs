@@ -1,0 +1,113 @@
+//! Sets aside what fails again and again although it can be reached: a pair whose transfers break, a node whose engine fails requests. What a
+//! broken connection means for a node is in `suspicion.rs`.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::ids::RequestId;
+use crate::time::Time;
+
+use super::trust::Trust;
+
+/// Uses that are remembered.
+const REMEMBERED: usize = 8;
+/// So many failures among them are too many: one is an accident, and every request survives two.
+const FAILURES_MAX: usize = 3;
+/// A third of the 10 s in which a cluster must be back to normal (row T22 of docs/measurements/reliability.md).
+const REST: Duration = Duration::from_secs(3);
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Breaker {
+    /// The last uses, oldest first; true for a failure.
+    recent: VecDeque<bool>,
+    trust: Trust,
+}
+
+impl Breaker {
+    /// True when it rests from now on.
+    pub(super) fn failed(&mut self, now: Time) -> bool {
+        self.remember(true);
+        if self.failures() < FAILURES_MAX {
+            return false;
+        }
+        // The first failure after a rest is one too many again; a success clears the record.
+        self.recent.clear();
+        self.recent.extend([true; FAILURES_MAX - 1]);
+        self.trust = Trust::SetAside { until: now + REST };
+        true
+    }
+
+    pub(super) fn succeeded(&mut self) {
+        match std::mem::take(&mut self.trust) {
+            Trust::Full => self.remember(false),
+            Trust::SetAside { .. } | Trust::OnTrial { .. } => self.recent.clear(),
+        }
+    }
+
+    /// It rests, or the one request that tries it is under way.
+    pub(super) fn is_resting(&self, now: Time) -> bool {
+        !self.trust.admits(now)
+    }
+
+    /// A request was given it: after a rest this is the trial.
+    pub(super) fn placed(&mut self, request: RequestId) {
+        self.trust.placed(request);
+    }
+
+    /// That request has left it.
+    pub(super) fn released(&mut self, request: RequestId) {
+        self.trust.released(request);
+    }
+
+    fn remember(&mut self, is_failure: bool) {
+        if self.recent.len() == REMEMBERED {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(is_failure);
+    }
+
+    fn failures(&self) -> usize {
+        self.recent.iter().filter(|is_failure| **is_failure).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Time::from_millis(seconds * 1000)
+    }
+
+    #[test]
+    fn three_of_the_last_eight_are_a_rest_and_then_a_trial() {
+        let mut breaker = Breaker::default();
+        assert!(!breaker.failed(at(0)));
+        assert!(!breaker.failed(at(0)));
+        assert!(!breaker.is_resting(at(0)));
+        assert!(breaker.failed(at(1)));
+        assert!(breaker.is_resting(at(3)));
+        assert!(!breaker.is_resting(at(4)), "three seconds later");
+        breaker.placed(RequestId(1));
+        assert!(breaker.is_resting(at(4)), "one request tries it");
+        breaker.released(RequestId(1));
+        assert!(!breaker.is_resting(at(4)), "it left without a word: the next one tries");
+        breaker.placed(RequestId(2));
+        assert!(breaker.failed(at(4)), "one failure on trial is enough");
+        breaker.succeeded();
+        assert!(!breaker.failed(at(8)), "a success on trial clears the record");
+    }
+
+    #[test]
+    fn old_failures_are_forgotten() {
+        let mut breaker = Breaker::default();
+        breaker.failed(at(0));
+        breaker.failed(at(0));
+        for _ in 0..REMEMBERED {
+            breaker.succeeded();
+        }
+        assert!(!breaker.failed(at(1)));
+        assert!(!breaker.failed(at(1)));
+        assert!(breaker.failed(at(1)));
+    }
+}
