@@ -198,7 +198,11 @@ impl LegContext {
                 self.tell(LegEvent::Opened { ticket: opened.ticket }).await;
             }
             DecodeEvent::Tokens(batch) => return self.tokens(batch, progress).await,
-            DecodeEvent::PromptLogprobs(logprobs) => self.stream.prompt_logprobs(attempt, logprobs),
+            DecodeEvent::PromptLogprobs(logprobs) => {
+                return self
+                    .delivered(self.stream.prompt_logprobs(self.key, logprobs), progress)
+                    .await;
+            }
             DecodeEvent::Committed { timings, cached_tokens } => {
                 self.stream.node_timings(attempt, &timings);
                 if let Some(cached_tokens) = cached_tokens {
@@ -228,7 +232,11 @@ impl LegContext {
                 self.tell(LegEvent::PrefillAccepted).await;
             }
             PrefillEvent::Tokens(batch) => return self.tokens(batch, progress).await,
-            PrefillEvent::PromptLogprobs(logprobs) => self.stream.prompt_logprobs(attempt, logprobs),
+            PrefillEvent::PromptLogprobs(logprobs) => {
+                return self
+                    .delivered(self.stream.prompt_logprobs(self.key, logprobs), progress)
+                    .await;
+            }
             PrefillEvent::FirstToken { timings, sampled_at } => {
                 let there = self.there(sampled_at, progress);
                 self.stream.mark(attempt, |clock, _| clock.sampled(there));
@@ -274,7 +282,22 @@ impl LegContext {
             sampled_at: self.there(batch.sampled_at, progress),
             step: batch.step,
         };
-        match self.stream.deliver(self.key, self.leg, received) {
+        let delivery = self.stream.deliver(self.key, self.leg, received);
+        if matches!(delivery, Delivery::Delivered { .. }) {
+            if !progress.had_tokens {
+                progress.had_tokens = true;
+                progress.told_at = Some(Instant::now());
+                self.tell(LegEvent::FirstToken { leg: self.leg }).await;
+            } else if progress.told_at.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL) {
+                self.tell_count(progress).await;
+            }
+        }
+        self.delivered(delivery, progress).await
+    }
+
+    /// What followed for the client from what the leg brought.
+    async fn delivered(&self, delivery: Delivery, progress: &mut Progress) -> Result<Next, LegError> {
+        match delivery {
             Delivery::Stale => return Ok(Next::Over),
             Delivery::Violation(detail) => return Err(LegError::Protocol { detail }),
             Delivery::Broken(error) => {
@@ -287,13 +310,6 @@ impl LegContext {
                 return Ok(Next::Over);
             }
             Delivery::Delivered { finished } => {
-                if !progress.had_tokens {
-                    progress.had_tokens = true;
-                    progress.told_at = Some(Instant::now());
-                    self.tell(LegEvent::FirstToken { leg: self.leg }).await;
-                } else if progress.told_at.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL) {
-                    self.tell_count(progress).await;
-                }
                 // With one choice the node's last event says the same.
                 if self.choice_count > 1 {
                     for choice in finished {

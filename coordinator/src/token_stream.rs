@@ -49,6 +49,14 @@ pub struct ReceivedTokens {
     pub step: Option<StepNote>,
 }
 
+/// A batch of tokens, as it came.
+#[derive(Debug)]
+struct Held {
+    leg: Leg,
+    received_at: Instant,
+    batch: ReceivedTokens,
+}
+
 /// Shared by the legs of a request and the control loop.
 #[derive(Debug)]
 pub struct RequestStream {
@@ -68,6 +76,11 @@ struct State {
     /// Tokens that the client has had and the brain has not heard of.
     untold: u32,
     prompt_logprobs_from: u32,
+    /// Where the prompt ends, when its logprobs are wanted. No token goes to the client before they are all there: the decode node's
+    /// tokens may overtake the prefill node's word.
+    prompt_logprobs_end: u32,
+    /// Tokens that wait for them.
+    held: Vec<Held>,
     clock: StageClock,
     summary: RequestSummary,
     /// When the first token came, and the attempt that it is of.
@@ -95,7 +108,10 @@ impl RequestStream {
             attempt_tokens: Vec::new(),
             attempt_token_count: 0,
             untold: 0,
-            prompt_logprobs_from: 0,
+            // The first token of a prompt has none.
+            prompt_logprobs_from: 1,
+            prompt_logprobs_end: request.prompt_logprobs.map_or(0, |_| request.client_prompt_tokens),
+            held: Vec::new(),
             clock: StageClock::new(submitted_at),
             summary: RequestSummary::default(),
             first_token: None,
@@ -120,6 +136,7 @@ impl RequestStream {
         s.live = Some(key.attempt);
         s.attempt_tokens.clear();
         s.attempt_token_count = 0;
+        s.held.clear();
         s.summary.attempts += 1;
         // The bytes that an earlier attempt moved are of no use, and went between other nodes.
         (s.summary.kv_bytes, s.summary.transfer, s.summary.transport) = (0, Duration::ZERO, None);
@@ -199,48 +216,81 @@ impl RequestStream {
         }
     }
 
-    pub fn prompt_logprobs(&self, attempt: Attempt, logprobs: PromptLogprobs) {
-        let mut s = self.state();
-        let end = logprobs
-            .first_position
-            .saturating_add(u32::try_from(logprobs.tokens.len()).unwrap_or(u32::MAX));
-        // Each position counts once, because a retry computes them again.
-        if s.live != Some(attempt) || logprobs.first_position < s.prompt_logprobs_from {
-            return;
-        }
-        s.prompt_logprobs_from = end;
-        s.tell(ClientEvent::PromptLogprobs {
-            first_position: logprobs.first_position,
-            tokens: logprobs.tokens,
-        });
-    }
-
-    /// Each (choice, index) reaches the client once, from whichever leg brings it first.
-    pub fn deliver(&self, key: AttemptKey, leg: Leg, batch: impl Into<ReceivedTokens>) -> Delivery {
-        let now = Instant::now();
-        let batch = batch.into();
-        let times = TokenTimes {
-            received_at: now,
-            sampled_at: batch.sampled_at,
-            step: batch.step,
-            attempt: key.attempt,
-        };
+    /// Tokens that waited for these logprobs are delivered with them.
+    pub fn prompt_logprobs(&self, key: AttemptKey, mut logprobs: PromptLogprobs) -> Delivery {
         let mut s = self.state();
         if s.live != Some(key.attempt) {
             return Delivery::Stale;
         }
+        // Each position counts once: a retry computes them again, perhaps in other chunks.
+        let known = s.prompt_logprobs_from.saturating_sub(logprobs.first_position);
+        logprobs.tokens.drain(..logprobs.tokens.len().min(known as usize));
+        if !logprobs.tokens.is_empty() {
+            let first_position = logprobs.first_position + known;
+            let count = u32::try_from(logprobs.tokens.len()).unwrap_or(u32::MAX);
+            s.prompt_logprobs_from = first_position.saturating_add(count);
+            s.tell(ClientEvent::PromptLogprobs {
+                first_position,
+                tokens: logprobs.tokens,
+            });
+        }
+        let held = match s.lacks_prompt_logprobs() {
+            true => Vec::new(),
+            false => std::mem::take(&mut s.held),
+        };
+        self.take_in(s, key, held)
+    }
+
+    /// Each (choice, index) reaches the client once, from whichever leg brings it first.
+    pub fn deliver(&self, key: AttemptKey, leg: Leg, batch: impl Into<ReceivedTokens>) -> Delivery {
+        let mut s = self.state();
+        if s.live != Some(key.attempt) {
+            return Delivery::Stale;
+        }
+        let came = Held {
+            leg,
+            received_at: Instant::now(),
+            batch: batch.into(),
+        };
+        if s.lacks_prompt_logprobs() {
+            if s.held.len() >= TOKENS_BEHIND_MAX {
+                return Delivery::Violation(format!(
+                    "{} leg: tokens came without logprobs of the prompt",
+                    leg.name()
+                ));
+            }
+            s.held.push(came);
+            return Delivery::Delivered { finished: Vec::new() };
+        }
+        self.take_in(s, key, vec![came])
+    }
+
+    fn take_in(&self, mut s: MutexGuard<'_, State>, key: AttemptKey, came: Vec<Held>) -> Delivery {
+        let now = Instant::now();
         let mut finished = Vec::new();
-        for token in batch.tokens {
-            match s.accept(token, times) {
-                Ok(ready) => {
-                    for token in ready {
-                        if let Err(error) = s.hand_over(token, &mut finished) {
-                            s.live = None;
-                            return Delivery::Broken(error);
-                        }
+        for Held {
+            leg,
+            received_at,
+            batch,
+        } in came
+        {
+            let times = TokenTimes {
+                received_at,
+                sampled_at: batch.sampled_at,
+                step: batch.step,
+                attempt: key.attempt,
+            };
+            for token in batch.tokens {
+                let ready = match s.accept(token, times) {
+                    Ok(ready) => ready,
+                    Err(violation) => return Delivery::Violation(format!("{} leg: {violation}", leg.name())),
+                };
+                for token in ready {
+                    if let Err(error) = s.hand_over(token, &mut finished) {
+                        s.live = None;
+                        return Delivery::Broken(error);
                     }
                 }
-                Err(violation) => return Delivery::Violation(format!("{} leg: {violation}", leg.name())),
             }
         }
         if !finished.is_empty() && s.choices.iter().all(|choice| choice.is_finished) {
@@ -314,6 +364,10 @@ impl State {
     /// A client that is gone is noticed when its handle is dropped, not here.
     fn tell(&mut self, event: ClientEvent) {
         let _ = self.sender.try_send(event);
+    }
+
+    fn lacks_prompt_logprobs(&self) -> bool {
+        self.prompt_logprobs_from < self.prompt_logprobs_end
     }
 
     fn known(&self) -> RequestSummary {

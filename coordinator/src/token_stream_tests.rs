@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use service_runtime::metrics::config::MetricsConfig;
 use serving_core::ids::{OutputIndex, RequestId};
-use serving_core::request::{FinishReason, Lane, SamplingParams, StopConditions};
+use serving_core::request::{FinishReason, Lane, SamplingParams, StopConditions, TokenLogprobs};
 
 use super::*;
 use crate::slo::SloConfig;
@@ -68,8 +68,12 @@ fn last(mut token: TokenEvent) -> TokenEvent {
 }
 
 fn placed(choice_count: u32) -> (RequestStream, mpsc::Receiver<ClientEvent>) {
+    placed_of(&request(choice_count))
+}
+
+fn placed_of(request: &Request) -> (RequestStream, mpsc::Receiver<ClientEvent>) {
     let (stream, receiver) = RequestStream::new(
-        &request(choice_count),
+        request,
         Instant::now(),
         Arc::new(Metrics::new("m", MetricsConfig::default(), &SloConfig::default())),
     );
@@ -124,6 +128,53 @@ fn each_index_reaches_the_client_once_and_in_order_whichever_leg_brings_it() {
     );
     assert_eq!(stream.take_untold(), 5, "each is work of the owner once");
     assert_eq!(stream.take_untold(), 0);
+}
+
+#[test]
+fn no_token_reaches_the_client_before_the_logprobs_of_the_whole_prompt() {
+    let mut scored = request(1);
+    scored.prompt_logprobs = Some(0);
+    scored.client_prompt_tokens = 4;
+    let (stream, mut receiver) = placed_of(&scored);
+    let logprobs = |first_position, count| PromptLogprobs {
+        first_position,
+        tokens: vec![
+            TokenLogprobs {
+                logprob: -1.0,
+                top: vec![],
+            };
+            count
+        ],
+    };
+    assert_eq!(stream.prompt_logprobs(key(0), logprobs(1, 2)), delivered());
+    assert_eq!(stream.deliver(key(0), Leg::Decode, vec![token(0, 0, 10)]), delivered());
+    assert_eq!(stream.delivered_tokens(), 0);
+    let ended = stream.end_attempt(Attempt(0));
+    assert_eq!(
+        (ended.token_count, ended.is_complete),
+        (0, false),
+        "the next attempt begins anew"
+    );
+    place(&stream, 1);
+    let early = vec![token(0, 0, 10), last(token(0, 1, 11))];
+    assert_eq!(stream.deliver(key(1), Leg::Decode, early), delivered());
+    // Other chunks than the first attempt's: two positions are known.
+    let rest = stream.prompt_logprobs(key(1), logprobs(1, 3));
+    assert_eq!(
+        rest,
+        Delivery::Delivered {
+            finished: vec![ChoiceIndex(0)]
+        }
+    );
+    let mut seen = Vec::new();
+    while let Ok(event) = receiver.try_recv() {
+        match event {
+            ClientEvent::PromptLogprobs { first_position, tokens } => seen.push((first_position, tokens.len())),
+            ClientEvent::Token(token, _) => seen.push((token.token.0, 0)),
+            _ => {}
+        }
+    }
+    assert_eq!(seen, [(1, 2), (3, 1), (10, 0), (11, 0)]);
 }
 
 #[test]

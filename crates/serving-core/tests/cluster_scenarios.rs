@@ -161,7 +161,7 @@ impl Script {
             choice_count: u32::try_from(words.number("n", 1)).expect("u32"),
             seed: 1,
             logprobs: None,
-            prompt_logprobs: None,
+            prompt_logprobs: words.named.get("prompt_logprobs").map(|v| v.parse().expect("logprobs")),
             prefix_salt: None,
             cache_tenant: None,
             report_kv_hashes: false,

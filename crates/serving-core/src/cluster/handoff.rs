@@ -177,6 +177,8 @@ pub(super) struct AdmittedRequest {
     pub avoid: Avoid,
     pub finished_choices: BTreeSet<ChoiceIndex>,
     pub was_finished_by_edge: bool,
+    /// The prefill node of the current attempt has told its first tokens, and before them the prompt's logprobs.
+    pub has_prefill_word: bool,
     /// What became of the current attempt's handoff is in the figures.
     pub is_handoff_counted: bool,
     /// Attempts that broke, not those that a node refused.
@@ -222,6 +224,7 @@ impl AdmittedRequest {
             avoid: Avoid::default(),
             finished_choices: BTreeSet::new(),
             was_finished_by_edge: false,
+            has_prefill_word: false,
             is_handoff_counted: false,
             broken_attempts: 0,
             failure: None,
@@ -242,6 +245,12 @@ impl AdmittedRequest {
 
     pub(super) fn all_choices_finished(&self) -> bool {
         self.finished_choices.len() as u64 >= u64::from(self.request.choice_count)
+    }
+
+    /// Something is missing that the prefill node alone says: logprobs of the prompt, or choices that ended at their first token.
+    pub(super) fn lacks_prefill_word(&self) -> bool {
+        let is_needed = self.request.prompt_logprobs.is_some() || self.request.choice_count > 1;
+        is_needed && self.is_handoff() && !self.has_prefill_word
     }
 
     /// True for a placement that hands KV from one node to another.

@@ -7,7 +7,7 @@ use crate::time::Time;
 
 use super::action::ClusterAction;
 use super::event::{Leg, LegError, LegEvent, PrefillOutcome, RefuseReason};
-use super::handoff::Phase;
+use super::handoff::{AdmittedRequest, Phase};
 use super::stats::HandoffOutcome;
 use super::{Cluster, LAST_REPORT_WAIT_MAX};
 
@@ -113,8 +113,16 @@ impl Cluster {
     }
 
     fn first_token(&mut self, now: Time, key: AttemptKey, leg: Leg) {
-        let is_local = self.requests.get(&key.request).is_some_and(|t| t.local.is_some());
+        let Some(tracked) = self.requests.get_mut(&key.request) else {
+            return;
+        };
+        tracked.has_prefill_word |= leg == Leg::Prefill;
+        let is_local = tracked.local.is_some();
+        let was_awaited = tracked.legs.decode.is_none() && !tracked.is_prefill_only;
         match (self.phase(&key), leg) {
+            (Some(Phase::Committed | Phase::Decoding), Leg::Prefill) if was_awaited => {
+                return self.finish(now, key.request);
+            }
             (Some(Phase::Opened | Phase::Prefilling), Leg::Prefill) => {
                 self.advance(now, key.request, Phase::Transferring);
             }
@@ -192,22 +200,26 @@ impl Cluster {
         if !can_finish {
             return self.violation(now, key, (Leg::Decode, "unexpected Finished"));
         }
-        let waits_for_prefill = tracked.legs.prefill.is_some();
+        let (has_prefill_leg, lacks_prefill_word) = (tracked.legs.prefill.is_some(), tracked.lacks_prefill_word());
         self.close_leg(key, Leg::Decode);
-        if !waits_for_prefill {
-            return self.complete(now, key.request);
+        match (has_prefill_leg, lacks_prefill_word) {
+            (false, _) => self.complete(now, key.request),
+            // The client has not everything yet.
+            (true, true) => self.restart_silence(now, key.request),
+            (true, false) => self.finish(now, key.request),
         }
-        self.advance(now, key.request, Phase::Finishing);
-        self.set_wait(key.request, Some(now + LAST_REPORT_WAIT_MAX));
     }
 
-    /// In `Finishing` only the prefill leg's end was awaited.
+    /// All tokens came.
+    fn finish(&mut self, now: Time, request: RequestId) {
+        self.advance(now, request, Phase::Finishing);
+        self.set_wait(request, Some(now + LAST_REPORT_WAIT_MAX));
+    }
+
+    /// After the decode leg's end only the prefill leg's was awaited.
     pub(super) fn finish_if_all_legs_ended(&mut self, now: Time, key: AttemptKey) {
-        let is_over = self
-            .requests
-            .get(&key.request)
-            .is_some_and(|t| t.phase == Phase::Finishing);
-        if is_over {
+        let is_over = |t: &AdmittedRequest| t.phase == Phase::Finishing || t.legs.decode.is_none();
+        if self.requests.get(&key.request).is_some_and(is_over) {
             self.complete(now, key.request);
         }
     }

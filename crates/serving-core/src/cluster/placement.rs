@@ -353,6 +353,7 @@ impl Cluster {
         };
         tracked.placements += 1;
         tracked.is_handoff_counted = false;
+        tracked.has_prefill_word = false;
         tracked.group = tracked.group.or(group);
         tracked.local = plan.local;
         tracked.is_prefill_only = plan.decode.is_none();

@@ -157,9 +157,11 @@ impl Cluster {
         let Some(tracked) = self.requests.get(&key.request) else {
             return;
         };
-        // After the commit the decode node has everything: how the prefill leg ends does not matter to the client.
+        // After the commit the decode node has everything but what the prefill node alone says: when that has come, it does not matter to
+        // the client how the prefill leg ends.
         let is_past_handoff = matches!(tracked.phase, Phase::Committed | Phase::Decoding | Phase::Finishing);
-        if leg == Leg::Prefill && is_past_handoff && tracked.legs.decode.is_some() {
+        let is_needed = tracked.lacks_prefill_word() || tracked.legs.decode.is_none();
+        if leg == Leg::Prefill && is_past_handoff && !is_needed {
             self.release_leg(key, leg);
             return self.finish_if_all_legs_ended(now, key);
         }
@@ -387,7 +389,7 @@ fn migrated(request: &Request, delivered: &Delivered) -> Request {
     let mut next = request.clone();
     let prompt: Vec<_> = request.prompt.iter().chain(&delivered.tokens).copied().collect();
     next.prompt = prompt.into();
-    // The prompt's logprobs came before the first token.
+    // A client has no token before the prompt's logprobs.
     next.prompt_logprobs = None;
     next
 }
