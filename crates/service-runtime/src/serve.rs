@@ -14,6 +14,7 @@ use identity::{Caller, Identity, check_call};
 use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::service::Routes;
@@ -301,7 +302,7 @@ async fn serve(listener: TcpListener, calls: Calls, ops: Ops, stop: Shutdown) ->
         guarded,
     ));
     let over = CancellationToken::new();
-    let incoming = incoming::incoming(listener, calls.identity, over.clone());
+    let incoming = incoming::incoming(TcpListenerStream::new(listener), calls.identity, over.clone());
     let stopping = stop.clone();
     let serving = Server::builder()
         .accept_http1(true)

@@ -11,9 +11,8 @@ use std::time::Duration;
 use futures::{Stream, StreamExt as _};
 use identity::{Caller, Connection, Identity};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
@@ -30,6 +29,8 @@ const GREETED_AT_ONCE_FROM_ONE: usize = 64;
 /// Connections without a certificate: probes, of which a host has one or two for a moment. Further ones are turned away.
 const NOBODYS_CONNECTIONS_MAX: usize = 128;
 const NOBODYS_CONNECTIONS_FROM_ONE: usize = 16;
+/// The pause after a failed accept (no descriptors left, for example). The error comes again at once until a connection ends.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longer than a probe waits for its answer.
 const NOBODYS_CONNECTION_TIME_LIMIT: Duration = Duration::from_secs(10);
 
@@ -42,8 +43,9 @@ pub(super) struct Accepted {
     _place: Option<NobodysPlace>,
 }
 
+/// `streams`: what a listener accepts, and its errors. None of the errors ends the server.
 pub(super) fn incoming(
-    listener: TcpListener,
+    streams: impl Stream<Item = io::Result<TcpStream>>,
     identity: Identity,
     over: CancellationToken,
 ) -> impl Stream<Item = io::Result<Accepted>> {
@@ -54,18 +56,28 @@ pub(super) fn incoming(
         nobodies: ByAddress::of(NOBODYS_CONNECTIONS_FROM_ONE),
         places: Arc::new(Semaphore::new(NOBODYS_CONNECTIONS_MAX)),
         refusals: Refusals::of("a connection is refused"),
+        failures: Refusals::of("accepting a connection failed; trying again"),
     });
-    let greet = move |stream: io::Result<TcpStream>| {
-        let door = door.clone();
+    let at_door = door.clone();
+    // One error at a time: callers that have come are greeted during its pause.
+    let accepted = streams.filter_map(move |stream| {
+        let door = at_door.clone();
         async move {
             match stream {
-                Ok(stream) => door.greet(stream).await.map(Ok),
-                Err(error) => Some(Err(error)),
+                Ok(stream) => Some(stream),
+                Err(error) => {
+                    door.pause_after(&error).await;
+                    None
+                }
             }
         }
+    });
+    let greet = move |stream| {
+        let door = door.clone();
+        async move { door.greet(stream).await.map(Ok) }
     };
-    let greeted = TcpListenerStream::new(listener).map(greet);
-    greeted.buffer_unordered(GREETED_AT_ONCE).filter_map(std::future::ready)
+    let greeted = accepted.map(greet).buffer_unordered(GREETED_AT_ONCE);
+    greeted.filter_map(std::future::ready)
 }
 
 /// Where callers are greeted.
@@ -79,11 +91,26 @@ struct Door {
     nobodies: Arc<ByAddress>,
     places: Arc<Semaphore>,
     refusals: Refusals,
+    /// Accepts that failed on this side.
+    failures: Refusals,
 }
 
 impl Door {
+    async fn pause_after(&self, error: &io::Error) {
+        let is_callers_own = matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+        );
+        if !is_callers_own {
+            self.failures.tell("unknown", &error.to_string());
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+    }
+
     async fn greet(&self, stream: TcpStream) -> Option<Accepted> {
         let _ = stream.set_nodelay(true);
+        // The pings of HTTP/2 notice a caller of gRPC that vanished. A caller of HTTP/1.1 has no pings.
+        let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
         let address = stream
             .peer_addr()
             .map_or(Ipv4Addr::UNSPECIFIED.into(), |from| from.ip());
@@ -251,5 +278,47 @@ impl AsyncWrite for Accepted {
     }
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.connection).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures::FutureExt as _;
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_accept_that_fails_is_tried_again_after_a_pause_and_the_next_caller_is_served() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _caller = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut caller = Some(listener.accept().await.unwrap().0);
+        let (start, errors) = (Instant::now(), AtomicUsize::new(0));
+        let streams = futures::stream::poll_fn(|_| {
+            if start.elapsed() < 3 * ACCEPT_PAUSE {
+                errors.fetch_add(1, Ordering::Relaxed);
+                return Poll::Ready(Some(Err(io::Error::from_raw_os_error(libc::EMFILE))));
+            }
+            caller
+                .take()
+                .map_or(Poll::Pending, |stream| Poll::Ready(Some(Ok(stream))))
+        });
+        let mut incoming = Box::pin(incoming(streams, Identity::none(), CancellationToken::new()));
+        let first = incoming.next().await.unwrap();
+        assert!(first.is_ok(), "{first:?}");
+        let errors = errors.load(Ordering::Relaxed);
+        assert!((1..=3).contains(&errors), "{errors} errors in the time of 3 pauses");
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_gave_up_delays_nobody() {
+        let gone = [io::ErrorKind::ConnectionAborted, io::ErrorKind::ConnectionReset];
+        let streams = futures::stream::iter(gone.map(|kind| Err(kind.into())));
+        let mut incoming = Box::pin(incoming(streams, Identity::none(), CancellationToken::new()));
+        let next = incoming.next().now_or_never();
+        assert!(matches!(next, Some(None)), "it does not wait: {next:?}");
     }
 }
