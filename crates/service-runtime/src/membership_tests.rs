@@ -27,7 +27,7 @@ fn node(name: &str) -> NodeId {
     }
 }
 
-fn record() -> NodeRecord {
+pub(super) fn record() -> NodeRecord {
     NodeRecord {
         id: node("prefill-0"),
         role: NodeRole::Prefill,
@@ -51,7 +51,7 @@ fn record() -> NodeRecord {
     }
 }
 
-fn status(granted: u64, received: u64) -> NodeStatus {
+pub(super) fn status(granted: u64, received: u64) -> NodeStatus {
     NodeStatus {
         state: NodeState::Ready,
         permits_granted_total: granted,

@@ -15,6 +15,7 @@ use serving_core::node::{NodeRecord, NodeStatus};
 use serving_core::scheduler::permit_shares::ShareId;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use super::link::Link;
 use super::shared::Shared;
@@ -24,6 +25,12 @@ use crate::shutdown::Shutdown;
 
 /// How often links are reviewed whose coordinators are no longer registered. Such a link is kept while its stream is open.
 const REVIEW_INTERVAL: Duration = Duration::from_secs(1);
+
+fn reviews() -> Interval {
+    let mut reviews = tokio::time::interval_at(Instant::now() + REVIEW_INTERVAL, REVIEW_INTERVAL);
+    reviews.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    reviews
+}
 
 /// The running links, by the coordinator's address.
 struct Running {
@@ -81,6 +88,8 @@ pub(super) struct Links {
     running: BTreeMap<String, Running>,
     tasks: JoinSet<()>,
     next_id: u64,
+    /// It runs on while statuses change, which under load they do with every step.
+    review: Interval,
 }
 
 impl Links {
@@ -101,6 +110,7 @@ impl Links {
             running: BTreeMap::new(),
             tasks: JoinSet::new(),
             next_id: 0,
+            review: reviews(),
         };
         match config.coordinators {
             CoordinatorsAt::Fixed(addresses) => addresses.into_iter().for_each(|address| links.dial(address)),
@@ -135,7 +145,7 @@ impl Links {
             Ok(()) = self.status.changed() => Woken::Status,
             Ok(()) = registry.coordinators.changed() => Woken::Coordinators,
             Ok(()) = registry.health.changed() => Woken::Health,
-            () = tokio::time::sleep(REVIEW_INTERVAL) => Woken::Review,
+            _ = self.review.tick() => Woken::Review,
         }
     }
 
@@ -219,6 +229,70 @@ impl Links {
         let _ = tokio::time::timeout(LEAVE_TIME_LIMIT, all).await;
         if let Some(registry) = self.registry.take() {
             registry.registration.leave().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{record, status};
+    use super::*;
+
+    /// As after a registration, with no coordinator registered and no more news. No etcd is there.
+    fn empty_registry() -> Registry {
+        let address: EtcdAddress = "etcd://127.0.0.1:1/baton".parse().unwrap();
+        let view = View {
+            members: BTreeMap::new(),
+            as_of: None,
+            is_stale: false,
+            skipped: 0,
+            vanished: BTreeMap::new(),
+            trouble: None,
+        };
+        let since = std::time::Instant::now();
+        Registry {
+            health: watch::channel(RegistrationHealth::Registered { since }).1,
+            coordinators: watch::channel(view).1,
+            ..Registry::start(address, record()).unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_coordinator_that_has_gone_is_let_go_of_though_every_step_changes_the_status() {
+        let (status_in, status_out) = watch::channel(status(1, 0));
+        let config = JoinConfig {
+            coordinators: CoordinatorsAt::Fixed(Vec::new()),
+            record: record(),
+            prefixes: watch::channel(PrefixLog::default()).1,
+            gauges: MembershipGauges::default(),
+            identity: Identity::none(),
+        };
+        let (events, _events_out) = mpsc::channel(64);
+        let mut links = Links::new(config, status_out, (events, watch::channel(Vec::new()).0)).unwrap();
+        links.registry = Some(empty_registry());
+        let (welcome_in, is_welcome) = watch::channel(true);
+        let link = Shutdown::new();
+        let running = Running {
+            id: ShareId(0),
+            leave: link.clone(),
+            is_welcome,
+        };
+        links.running.insert("127.0.0.1:2".to_owned(), running);
+        let mut steps = tokio::time::interval(REVIEW_INTERVAL / 100);
+        let stepping = async {
+            assert!(!link.is_requested(), "its stream is open");
+            welcome_in.send_replace(false);
+            loop {
+                steps.tick().await;
+                status_in.send_modify(|status| status.computed_tokens_total += 1);
+            }
+        };
+        tokio::select! {
+            // The first look comes before the stream's end.
+            biased;
+            () = links.keep(Shutdown::new()) => panic!("nobody leaves"),
+            () = stepping => {}
+            gone = tokio::time::timeout(2 * REVIEW_INTERVAL, link.requested()) => gone.expect("a review"),
         }
     }
 }
