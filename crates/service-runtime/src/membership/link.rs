@@ -185,8 +185,8 @@ impl Stream<'_> {
                 },
                 _ = divided_anew.changed(), if !is_stale => is_stale = true,
                 () = tokio::time::sleep_until(next_report), if self.timing.is_some() => {
-                    let current = status.borrow_and_update().clone();
                     self.report_prefixes()?;
+                    let current = self.link.shared.seen_by(self.link.id, &mut status);
                     self.report(current)?;
                     is_stale = false;
                 }
@@ -199,7 +199,6 @@ impl Stream<'_> {
 
     /// A full queue means that the coordinator does not read. This status is skipped; the next one is newer anyway.
     fn report(&mut self, status: NodeStatus) -> Result<(), LostReason> {
-        let status = self.link.shared.seen_by(self.link.id, status);
         let epoch = self.link.record.id.epoch;
         self.reported = Instant::now();
         match self.reports.try_send(NodeReport::Status { epoch, status }.into()) {
@@ -259,8 +258,7 @@ impl Stream<'_> {
                 self.tell(MembershipEvent::DrainRequested { reason, next_role }).await
             }
             CoordinatorReport::Permits(note) => {
-                let status = self.link.status.borrow().clone();
-                self.link.shared.note(self.link.id, note, &status);
+                self.link.shared.note(self.link.id, note, &self.link.status);
                 Ok(())
             }
         }
@@ -271,7 +269,8 @@ impl Stream<'_> {
     }
 
     async fn say_goodbye(&mut self) -> Result<(), LostReason> {
-        let mut status = self.link.status.borrow().clone();
+        let link = &mut *self.link;
+        let mut status = link.shared.seen_by(link.id, &mut link.status);
         status.state = NodeState::Draining;
         self.report(status)?;
         let leave = NodeReport::Leave {

@@ -21,6 +21,8 @@ struct NamedPeers {
 
 #[derive(Debug)]
 pub(super) struct Shared {
+    /// Whoever divides reads the status under this lock: after a division by a newer status, an older one would give permits
+    /// out again that the node has already received.
     permits: Mutex<PermitShares>,
     named: Mutex<BTreeMap<ShareId, NamedPeers>>,
     peers: watch::Sender<Vec<Peer>>,
@@ -70,19 +72,21 @@ impl Shared {
         });
     }
 
-    pub(super) fn note(&self, id: ShareId, note: PermitNote, status: &NodeStatus) {
+    pub(super) fn note(&self, id: ShareId, note: PermitNote, status: &watch::Receiver<NodeStatus>) {
         let mut permits = self.permits();
         let now = Clock::now();
         permits.note(now, id, note);
-        if permits.divide(now, status) {
+        let is_news = permits.divide(now, &status.borrow());
+        if is_news {
             drop(permits);
             self.divided_anew.send_replace(());
         }
     }
 
-    /// The status, as one stream may report it.
-    pub(super) fn seen_by(&self, id: ShareId, mut status: NodeStatus) -> NodeStatus {
+    /// The newest status, as one stream may report it.
+    pub(super) fn seen_by(&self, id: ShareId, status: &mut watch::Receiver<NodeStatus>) -> NodeStatus {
         let mut permits = self.permits();
+        let mut status = status.borrow_and_update().clone();
         let is_news_to_others = permits.divide(Clock::now(), &status) && permits.count() > 1;
         let seen = permits.of(id);
         status.coordinators = permits.count();
@@ -125,5 +129,45 @@ impl Shared {
             *peers = merged;
             changes
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::super::tests::status;
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn no_stream_divides_by_a_status_that_is_older_than_anothers() {
+        let shared = Shared::new(watch::channel(Vec::new()).0);
+        let (status_in, mut of_one) = watch::channel(status(8, 0));
+        let mut of_other = of_one.clone();
+        // `status` is of work received from the coordinator with epoch 3.
+        let (one, other) = (ShareId(0), ShareId(1));
+        shared.connect(one, NodeEpoch(3));
+        shared.connect(other, NodeEpoch(4));
+        assert_eq!(shared.seen_by(one, &mut of_one).permits_granted_total, 4);
+        std::thread::scope(|threads| {
+            // No status can be read in here.
+            status_in.send_modify(|newest| {
+                threads.spawn(|| shared.seen_by(other, &mut of_other));
+                let started = Instant::now();
+                while shared.permits.try_lock().is_ok() {
+                    assert!(
+                        started.elapsed() < PATIENCE,
+                        "a stream has read its status before its turn"
+                    );
+                    std::thread::yield_now();
+                }
+                *newest = status(8, 4);
+            });
+        });
+        let granted = [(one, &mut of_one), (other, &mut of_other)];
+        let granted = granted.map(|(id, status)| shared.seen_by(id, status).permits_granted_total);
+        assert!(granted.iter().sum::<u64>() <= 8, "{granted:?}");
     }
 }
