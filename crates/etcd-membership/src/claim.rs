@@ -4,6 +4,9 @@
 //! lives is the newer one. What a life finds at its name when it first looks is older and is taken over. Any other epoch
 //! that it finds there later came after it: the life is *fenced* and never writes again. Every write is guarded by the
 //! revision that was judged, so of two lives that start at the same time one wins and the other is fenced.
+//!
+//! An etcd that was restored from an older backup may bring back the record of a life that this one has superseded. Its
+//! revision is lower than that of this life's own write, which a successor's cannot be.
 
 use serving_core::ids::NodeEpoch;
 
@@ -21,7 +24,7 @@ pub(crate) enum Verdict {
     Free,
     /// Our own record.
     Ours { mod_revision: i64 },
-    /// The record of an older life or of nobody: put, provided that it is unchanged.
+    /// The record of an older life, perhaps from a backup, or of nobody: put, provided that it is unchanged.
     TakeOver { mod_revision: i64 },
     /// A newer life has the name.
     Fenced { by_epoch: NodeEpoch },
@@ -32,6 +35,8 @@ pub(crate) enum Verdict {
 pub(crate) struct Claim {
     epoch: NodeEpoch,
     first_look: FirstLook,
+    /// The revision of the life's own last write. A restored etcd counts on from a lower one.
+    written: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +50,13 @@ impl Claim {
         Self {
             epoch,
             first_look: FirstLook::NotYet,
+            written: None,
         }
+    }
+
+    /// The life's own record is at the key since this revision.
+    pub(crate) fn wrote(&mut self, mod_revision: i64) {
+        self.written = Some(mod_revision);
     }
 
     pub(crate) fn judge(&mut self, found: Option<Found>) -> Verdict {
@@ -57,15 +68,17 @@ impl Claim {
             }
             FirstLook::Done { predecessor } => predecessor,
         };
-        match (found, other) {
-            (None, _) => Verdict::Free,
-            (_, Some(by_epoch)) if Some(by_epoch) != predecessor => Verdict::Fenced { by_epoch },
-            (Some(found), None) if found.epoch.is_some() => Verdict::Ours {
-                mod_revision: found.mod_revision,
-            },
-            (Some(found), _) => Verdict::TakeOver {
-                mod_revision: found.mod_revision,
-            },
+        let Some(Found { epoch, mod_revision }) = found else {
+            return Verdict::Free;
+        };
+        let is_superseded = self.written.is_some_and(|written| mod_revision < written);
+        match other {
+            Some(by_epoch) if Some(by_epoch) != predecessor && !is_superseded => Verdict::Fenced { by_epoch },
+            None if epoch.is_some() => {
+                self.wrote(mod_revision);
+                Verdict::Ours { mod_revision }
+            }
+            _ => Verdict::TakeOver { mod_revision },
         }
     }
 }
@@ -119,5 +132,32 @@ mod tests {
         assert_eq!(claim.judge(found(Some(ME.0), 1)), Verdict::Ours { mod_revision: 1 });
         assert_eq!(claim.judge(None), Verdict::Free);
         assert_eq!(claim.judge(found(None, 7)), Verdict::TakeOver { mod_revision: 7 });
+    }
+
+    #[test]
+    fn a_record_from_before_our_own_write_is_from_a_backup_and_fences_nobody() {
+        let by_epoch = NodeEpoch(3);
+        let mut claim = Claim::new(ME);
+        assert_eq!(claim.judge(None), Verdict::Free);
+        assert_eq!(claim.judge(found(Some(ME.0), 500)), Verdict::Ours { mod_revision: 500 });
+        assert_eq!(
+            claim.judge(found(Some(3), 100)),
+            Verdict::TakeOver { mod_revision: 100 }
+        );
+        assert_eq!(claim.judge(found(Some(3), 600)), Verdict::Fenced { by_epoch });
+    }
+
+    #[test]
+    fn a_successor_in_a_restored_etcd_fences_after_our_first_write_there() {
+        let by_epoch = NodeEpoch(7);
+        let mut claim = Claim::new(ME);
+        assert_eq!(claim.judge(None), Verdict::Free);
+        claim.wrote(500);
+        assert_eq!(
+            claim.judge(found(Some(3), 100)),
+            Verdict::TakeOver { mod_revision: 100 }
+        );
+        claim.wrote(110);
+        assert_eq!(claim.judge(found(Some(7), 120)), Verdict::Fenced { by_epoch });
     }
 }

@@ -249,6 +249,7 @@ impl<T: Entry> Keeper<T> {
             };
             match etcd.put(put).await {
                 Ok(Some(revision)) => {
+                    self.claim.wrote(revision);
                     tracing::info!(key = %self.key, revision, endpoint = etcd.endpoint(), "registered");
                     return Ok(());
                 }
