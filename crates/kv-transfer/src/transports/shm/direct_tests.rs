@@ -1,6 +1,7 @@
 //! What only the direct mode can get wrong: whom it trusts, and when a block may be given to somebody else.
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,15 +11,19 @@ use rustix::process::{Pid, Signal, kill_process};
 use serving_core::ids::*;
 use serving_core::node::Ticket;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::net::UnixStream;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::ShmConfig;
-use super::tests::{Served, config, fallback, prefill, ring, ticket};
+use super::connect::Messages;
+use super::socket::{self, Ask, Grant, Welcome};
+use super::tests::{Served, config, fallback, peer, prefill, ring, ticket};
 use crate::conformance::*;
 use crate::pairs::{PairConfig, PairTransport};
 use crate::receiver::ReceiveEnd;
 use crate::span::SpanMut;
 use crate::transport::*;
+use crate::trust::Prover;
 use crate::{DirectOffer, DirectSecret, DirectWish, shm, transports};
 
 fn secret(text: &str) -> DirectSecret {
@@ -321,6 +326,41 @@ async fn a_sender_killed_in_mid_store_ends_its_transfer_and_leaves_nothing() {
         drop(sender);
         eventually("its socket and its process are let go of", || descriptors() <= before).await;
     }
+}
+
+/// A sender that takes the pool and says no hello yet.
+async fn with_the_pool(served: &Served) -> (UnixStream, OwnedFd) {
+    let stream = UnixStream::connect(socket::path(&served.offer().socket)).await.unwrap();
+    let (welcome, _) = within("the welcome", socket::heard(&stream)).await.unwrap();
+    let Welcome::Ask(theirs) = welcome else {
+        panic!("{welcome:?}");
+    };
+    let (wish, ours) = (wish(), [7; 32]);
+    let ask = Ask::Direct {
+        nonce: ours,
+        proof: wish.secret.proof(Prover::Sender, [&theirs, &ours]),
+        layers: wish.layers,
+        layer_bytes: wish.layer_bytes,
+    };
+    socket::say(&stream, &ask, None).await.unwrap();
+    let (grant, memory) = within("the pool", socket::heard(&stream)).await.unwrap();
+    assert!(matches!(grant, Grant::Pool(..)), "{grant:?}");
+    (stream, memory.unwrap())
+}
+
+#[tokio::test]
+async fn a_link_that_fails_while_it_is_made_is_let_go_of_while_its_sender_lives() {
+    let served = served(true).await;
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    assert_eq!(served.sink.in_pool(BlockId(0)), [0; BLOCK_BYTES], "the pool is open");
+    let before = descriptors();
+    drop(with_the_pool(&served).await);
+    eventually("without a hello", || descriptors() <= before).await;
+    let (stream, memory) = with_the_pool(&served).await;
+    let mut messages = Messages::on(stream);
+    messages.say_hello(config().hello(&peer(""))).await.unwrap();
+    drop((messages, memory));
+    eventually("with a hello that was answered too late", || descriptors() <= before).await;
 }
 
 #[tokio::test]

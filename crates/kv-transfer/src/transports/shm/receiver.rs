@@ -159,6 +159,8 @@ pub(in crate::transports) struct ServedPair {
     incoming: Incoming,
     frames: Frames,
     replies: Replies,
+    /// Whether the pair is over only when the sender has parted with the pool.
+    must_part: bool,
 }
 
 /// A pool that a sender writes in place.
@@ -171,6 +173,7 @@ pub(in crate::transports) struct Granted {
 }
 
 impl ServedPair {
+    /// A sender that has begun no transfer has no block to write, so a link that fails while it is made leaves nothing.
     fn new(stream: UnixStream, (pair, incoming): (IncomingPair, Incoming)) -> Self {
         let (frames, replies) = stream.into_split();
         Self {
@@ -178,10 +181,12 @@ impl ServedPair {
             incoming,
             frames: FramedRead::new(frames, socket::codec()),
             replies: FramedWrite::new(replies, socket::codec()),
+            must_part: false,
         }
     }
 
-    /// For a transport whose senders write in place, on a socket on which the memory is settled.
+    /// For a transport whose senders write in place, on a socket on which the memory is settled. This process frees the pool
+    /// itself, and nobody may have it open then: a sender that has begun nothing must part with it, too.
     pub(in crate::transports) fn in_place(stream: UnixStream, pair: IncomingPair, granted: Granted) -> Self {
         let Granted {
             pool,
@@ -193,7 +198,10 @@ impl ServedPair {
             has_checksums,
             writer,
         };
-        Self::new(stream, (pair.written_in_place(), incoming))
+        Self {
+            must_part: true,
+            ..Self::new(stream, (pair.written_in_place(), incoming))
+        }
     }
 
     /// Serves the sender until one of the two ends. Returns when the sender can write no block any more.
@@ -208,10 +216,11 @@ impl ServedPair {
             incoming,
             frames,
             replies,
+            must_part,
         } = self;
         if let Incoming::Pool { writer, .. } = &incoming {
             drop(replies);
-            if !matches!(ended, Ok(PeerEnd::Goodbye)) {
+            if must_part && !matches!(ended, Ok(PeerEnd::Goodbye)) {
                 parted(frames, writer).await;
             }
             pair.writer_is_gone();
@@ -257,6 +266,7 @@ impl ServedPair {
             (KvFrame::Begin { transfer }, Incoming::Pool { .. }) => Some(StagedReply::Begun(*transfer)),
             _ => None,
         };
+        self.must_part |= begun.is_some();
         let taken = self.pair.frame(frame).await;
         if let Some(reply) = taken.as_ref().err().and_then(PairError::last_reply) {
             send(&mut self.replies, StagedReply::Reply(reply)).await?;

@@ -49,7 +49,7 @@ pub(super) fn config() -> PairConfig {
     PairConfig::new(prefill(), compatibility(1)).over(vec![shm::KIND, grpc::KIND])
 }
 
-fn peer(address: &str) -> PairPeer {
+pub(super) fn peer(address: &str) -> PairPeer {
     PairPeer {
         node: decode(),
         address: address.to_owned(),
@@ -103,7 +103,7 @@ impl Served {
         }
     }
 
-    fn offer(&self) -> ShmOffer {
+    pub fn offer(&self) -> ShmOffer {
         let offers = self.receiver.hello_reply(None).offers;
         assert_eq!(offers[0].transport, "shm");
         ShmOffer::decode(&offers[0].offer[..]).unwrap()
