@@ -186,9 +186,14 @@ impl Handle {
         let Some(grammar) = request.constraint.grammar.clone() else {
             return Ok(None);
         };
-        let _place = self.compiling.acquire().await;
+        let place = self.compiling.clone().acquire_owned().await;
         let grammars: Arc<Grammars> = self.grammars.clone();
-        let compiled = tokio::task::spawn_blocking(move || grammars.compile(&grammar)).await;
+        let compiling = tokio::task::spawn_blocking(move || {
+            // A grammar is compiled to its end, even when its client goes away meanwhile.
+            let _place = place;
+            grammars.compile(&grammar)
+        });
+        let compiled = compiling.await;
         let detail = match compiled {
             Ok(Ok(compiled)) => return Ok(Some(compiled)),
             Ok(Err(error)) => format!("its grammar cannot be compiled: {error}"),
@@ -196,5 +201,47 @@ impl Handle {
         };
         let reason = RefuseReason::Invalid;
         Err(Refused { reason, detail })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use serving_core::ids::NodeEpoch;
+    use serving_core::request::OutputGrammar;
+    use tokio::sync::{Semaphore, oneshot};
+
+    use super::*;
+    use crate::inbox::Inbox;
+
+    #[tokio::test]
+    async fn a_grammar_keeps_its_place_until_it_is_compiled_though_its_client_has_gone() {
+        let (is_compiling, compiling) = oneshot::channel();
+        let (open_gate, gate) = mpsc::sync_channel::<()>(1);
+        let at_gate = Mutex::new(Some((is_compiling, gate)));
+        let load = move || {
+            let (is_compiling, gate) = at_gate.lock().unwrap().take().expect("it is read once");
+            is_compiling.send(()).unwrap();
+            let _ = gate.recv();
+            Err(GrammarError::NoVocabulary("the test has none".to_owned()))
+        };
+        let handle = Handle {
+            inbox: Arc::new(Inbox::default()),
+            grammars: Arc::new(Grammars::new(load)),
+            compiling: Arc::new(Semaphore::new(COMPILED_AT_ONCE)),
+            epoch: NodeEpoch(1),
+            block_tokens: 16,
+        };
+        let places = handle.compiling.clone();
+        let mut request = crate::node_loop::tests::message(1).request;
+        Arc::make_mut(&mut request.constraint).grammar = Some(OutputGrammar::Regex("a+".into()));
+        let client = tokio::spawn(async move { handle.prepare(&request).await.is_ok() });
+        compiling.await.unwrap();
+        client.abort();
+        assert!(client.await.unwrap_err().is_cancelled());
+        assert_eq!(places.available_permits(), 0, "the compiler runs");
+        drop(open_gate);
+        let _place = places.acquire().await.unwrap();
     }
 }

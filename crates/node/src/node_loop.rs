@@ -319,4 +319,4 @@ impl NodeLoop {
 
 #[cfg(test)]
 #[path = "node_loop_tests.rs"]
-mod tests;
+pub(crate) mod tests;

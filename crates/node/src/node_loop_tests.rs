@@ -239,7 +239,7 @@ async fn next(stream: &mut EventStream) -> Option<NodeEvent> {
     tokio::time::timeout(PATIENCE, next).await.unwrap()
 }
 
-fn message(blocks: u32) -> PrefillRequest {
+pub(crate) fn message(blocks: u32) -> PrefillRequest {
     let prompt: Arc<[TokenId]> = (0..blocks * BLOCK_TOKENS).map(|i| TokenId(i % 64)).collect();
     PrefillRequest {
         attempt: Attempt(0),
