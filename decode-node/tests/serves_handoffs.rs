@@ -311,6 +311,40 @@ async fn a_silent_prefill_node_expires_the_reservation() {
         other => panic!("{other:?}"),
     }
     node.assert_blocks_home().await;
+    assert_eq!((node.handoffs("failed"), node.handoffs("cancelled")), (1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handoff_that_is_cancelled_or_ends_at_its_first_token_has_not_failed_whoever_aborts_it() {
+    let node = TestNode::start(&[]).await;
+    let mut pusher = Pusher::connect(&node).await;
+    for (id, reason) in [(1, "ended_at_first_token"), (2, "cancelled")] {
+        let mut events = node
+            .open(node.open_request(request(id, 40, 8), Some(prefill_node())))
+            .await;
+        let transfer = events.ticket().await.transfer;
+        pusher.send(KvFrame::Begin { transfer }).await;
+        let reason = reason.to_owned();
+        pusher.send(KvFrame::Abort { transfer, reason }).await;
+        assert!(matches!(pusher.reply().await, Some(KvReply::Aborted { .. })));
+        drop(events);
+        node.assert_blocks_home().await;
+    }
+    let computed = compute(&node, &request(3, 40, 8));
+    let mut events = node
+        .open(node.open_request(request(3, 40, 8), Some(prefill_node())))
+        .await;
+    let ticket = events.ticket().await;
+    pusher.send(KvFrame::Block(block_frame(&ticket, &computed, 0))).await;
+    node.wait_for(|status| status.kv_blocks.in_transfer == 3).await;
+    drop(events);
+    let (transfer, reason) = (ticket.transfer, "cancelled".to_owned());
+    assert_eq!(pusher.reply().await, Some(KvReply::Aborted { transfer, reason }));
+    node.assert_blocks_home().await;
+    assert_eq!(node.handoffs("ended_at_first_token"), 1);
+    assert_eq!(node.handoffs("cancelled"), 2);
+    assert_eq!(node.handoffs("failed"), 0);
+    assert_eq!(node.count("baton_kv_transfer_failures_total{"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -147,6 +147,8 @@ impl AbortReason {
         Self::PrefillFailed,
         Self::HoldExpired,
     ];
+    /// A transfer that ends for these has not failed.
+    pub const FAULTLESS: [Self; 2] = [Self::Cancelled, Self::EndedAtFirstToken];
 
     /// Label on the wire and in metrics.
     pub fn name(self) -> &'static str {

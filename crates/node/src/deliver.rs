@@ -96,6 +96,8 @@ impl NodeLoop {
         for key in self.streams.closed() {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.prefill.abort = Some(AbortReason::Cancelled);
+                let uncommitted = stream.decode.transfer.filter(|_| stream.decode.transport.is_none());
+                self.cancelled.extend(uncommitted);
             }
             self.parts.scheduler.cancel(key);
             self.close(key, End::Cancelled);
@@ -162,7 +164,12 @@ impl NodeLoop {
             return;
         };
         incoming.reservations.withdraw(transfer);
-        if !incoming.receiver.abort(transfer, "closed") {
+        let reason = match self.cancelled.contains(&transfer) {
+            true => AbortReason::Cancelled.name(),
+            false => "closed",
+        };
+        if !incoming.receiver.abort(transfer, reason) {
+            self.cancelled.remove(&transfer);
             self.parts.scheduler.transfer_ended(transfer);
         }
     }
@@ -382,14 +389,31 @@ impl NodeLoop {
         self.deliver();
     }
 
+    /// Which side is the first to hear of a cancel is chance, so both aborts count in the same way.
+    fn count_end(&self, transport: &'static str, end: &ReceiveEnd) {
+        let metrics = &self.parts.metrics;
+        let faultless = match end {
+            ReceiveEnd::AbortedBySender(reason) | ReceiveEnd::AbortedHere(reason) => AbortReason::FAULTLESS
+                .map(AbortReason::name)
+                .into_iter()
+                .find(|name| name == reason),
+            ReceiveEnd::Refused(_) | ReceiveEnd::PairLost => None,
+        };
+        match (faultless, end) {
+            (Some(outcome), _) => metrics.handoff(transport, outcome),
+            // The request has failed here. Its own failure says why.
+            (None, ReceiveEnd::AbortedHere(_)) => metrics.handoff(transport, "failed"),
+            (None, _) => metrics.transfer_failed(transport, end.name()),
+        }
+    }
+
     pub(crate) fn receive_ended(&mut self, transfer: TransferId, transport: TransportKind, end: &ReceiveEnd) {
         event_log::record_transfer(transfer, |transfer| Step::TransferEnded {
             transfer,
             end: end.name().to_owned(),
         });
-        if !matches!(end, ReceiveEnd::AbortedHere(_)) {
-            self.parts.metrics.transfer_failed(transport.name(), end.name());
-        }
+        self.count_end(transport.name(), end);
+        self.cancelled.remove(&transfer);
         match (end, self.transfers.get(&transfer)) {
             // Not a failure: the request ended at its first token, or the prefill leg tells the coordinator why it
             // stopped. The coordinator closes this leg too; until then, or the reservation's end, the blocks wait.

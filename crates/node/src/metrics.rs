@@ -382,6 +382,11 @@ mod tests {
         for name in aborted.map(AbortReason::name) {
             assert!(handoffs.contains(&name), "{name} is not in {handoffs:?}");
         }
+        let received = table::HANDOFFS.closed_values("outcome", Role::Decode);
+        let received = received.expect("a closed list");
+        for name in AbortReason::FAULTLESS.map(AbortReason::name) {
+            assert!(received.contains(&name), "{name} is not in {received:?}");
+        }
         let requests = of(&table::PREFILL_REQUESTS, "outcome");
         for name in NodeFailure::NAMES {
             assert!(requests.contains(&name), "{name} is not in {requests:?}");

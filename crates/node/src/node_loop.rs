@@ -4,7 +4,7 @@
 //! into bounded channels, and a reader that lets one run full loses its request. So a request is answered while a step runs. The
 //! loop sleeps until something arrives, at most a second, so that deadlines are kept on an idle node as on a full one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,6 +72,8 @@ pub struct NodeLoop {
     pub(crate) streams: Streams,
     /// Requests that wait for a transfer.
     pub(crate) transfers: BTreeMap<TransferId, AttemptKey>,
+    /// Transfers without a commit whose client has gone, until they have ended.
+    pub(crate) cancelled: BTreeSet<TransferId>,
     /// Pushes whose request is gone, until they say that they have ended. Each was told to.
     pub(crate) ending: BTreeMap<HandoffSerial, (AttemptKey, Handoff)>,
     /// Prompt tokens of the step that the engine runs.
@@ -96,6 +98,7 @@ impl NodeLoop {
             parts,
             streams: Streams::default(),
             transfers: BTreeMap::new(),
+            cancelled: BTreeSet::new(),
             ending: BTreeMap::new(),
             running: None,
             spare: Step::default(),

@@ -55,6 +55,7 @@ pub struct TestNode {
     pub record: NodeRecord,
     pub status: watch::Receiver<NodeStatus>,
     pub channel: Channel,
+    metrics: Arc<Registry>,
     config: Config,
     stop: Shutdown,
 }
@@ -69,12 +70,13 @@ impl TestNode {
         let mut routes = RoutesBuilder::default();
         decode_node::add_to_routes(&mut routes, node.handle());
         node.add_to_routes(&mut routes);
+        let metrics = Arc::new(registry);
         let ops = Ops {
             role: "decode",
             name: config.node.name.clone(),
             version: "test",
             health: Health::new("test"),
-            metrics: Arc::new(registry),
+            metrics: metrics.clone(),
             ledger: None,
             guard: Default::default(),
         };
@@ -86,6 +88,7 @@ impl TestNode {
             status: node.status.clone(),
             node,
             channel,
+            metrics,
             config,
             stop,
         }
@@ -112,6 +115,22 @@ impl TestNode {
     }
 
     /// Every block is free or cached again, in at most a second (PROTOCOL rule 8).
+    /// The handoffs that ended with `outcome`.
+    pub fn handoffs(&self, outcome: &str) -> u32 {
+        self.count(&format!(
+            "baton_handoffs_total{{transport=\"grpc\",outcome=\"{outcome}\"}} "
+        ))
+    }
+
+    /// The sum of a counter's series whose lines begin so.
+    pub fn count(&self, series: &str) -> u32 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.metrics).expect("a string takes everything");
+        let lines = text.lines().filter(|line| line.starts_with(series));
+        let values = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u32>().ok());
+        values.sum()
+    }
+
     pub async fn assert_blocks_home(&self) {
         let mut status = self.status.clone();
         let home = |status: &NodeStatus| status.kv_blocks.free + status.kv_blocks.cached == status.kv_blocks.total();

@@ -224,7 +224,7 @@ fn handoff_outcomes(role: Role) -> Vec<&'static str> {
             "ended_at_first_token",
             "prefill_failed",
         ],
-        Role::Decode => vec!["committed", "failed"],
+        Role::Decode => vec!["committed", "failed", "cancelled", "ended_at_first_token"],
     }
 }
 
