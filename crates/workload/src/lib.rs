@@ -12,6 +12,7 @@ pub mod comparison;
 pub mod contract;
 pub mod diagnosis;
 pub mod flight_record;
+mod goodput;
 pub mod knee;
 pub mod lint;
 pub mod plan;

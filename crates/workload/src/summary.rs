@@ -28,7 +28,7 @@ pub struct Summary {
     pub e2e_ms: Option<Distribution>,
     pub lag: Lag,
     pub throughput: Throughput,
-    /// Requests a second that met both limits. What failed, was refused or was cancelled met nothing.
+    /// Requests a second that met both limits (`Run::goodput_per_s`). What failed, was refused or was cancelled met nothing.
     pub goodput_per_s: f64,
     pub attainment: Attainment,
     /// Output tokens of the requests that met both limits.
@@ -151,7 +151,7 @@ impl Summary {
             e2e_ms: of(&|record| Some(record.e2e_ms())),
             lag: Lag::of(run),
             throughput: throughput(&completed, per_second),
-            goodput_per_s: per_second(good.clone().count() as f64),
+            goodput_per_s: run.goodput_per_s(good.clone().count() as f64),
             attainment: Attainment {
                 both: attained(good.clone().count()),
                 ttft: attained(met.iter().filter(|(_, met)| met.ttft).count()),

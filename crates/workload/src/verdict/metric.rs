@@ -92,29 +92,35 @@ pub(crate) struct Observed {
 enum Kind {
     /// Values in rising order, each with the index of its request.
     Percentile { percent: f64, values: Vec<(f64, u32)> },
-    /// What each request adds, and what the sum is divided by.
-    Rate { amounts: Vec<f64>, divisor: f64 },
+    /// What each request adds to the sum, and the rate for each 1 of the sum.
+    Rate { amounts: Vec<f64>, rate_of_one: f64 },
 }
 
 impl Observed {
     pub(crate) fn of(metric: Metric, run: &Run, slo: &Slo, resources: &Resources) -> Self {
         let requests = in_order(run);
-        let divisor = run.measured.as_secs_f64().max(f64::MIN_POSITIVE) * metric.share_of(resources);
+        let share = metric.share_of(resources);
         let kind = match metric {
             Metric::Ttft { percent } => percentile(&requests, percent, |record| record.ttft_ms().into_iter().collect()),
             Metric::Tpot { percent } => percentile(&requests, percent, |record| record.tpot_ms().into_iter().collect()),
             Metric::E2e { percent } => percentile(&requests, percent, |record| vec![record.e2e_ms()]),
             Metric::Itl { percent } => percentile(&requests, percent, |record| record.gaps_ms().collect()),
             Metric::Goodput | Metric::GoodputPerCore | Metric::GoodputPerGpu => {
-                rate(&requests, divisor, |record| f64::from(u8::from(record.met(slo).both())))
+                let rate_of_one = run.goodput_per_s(1.0) / share;
+                rate(&requests, rate_of_one, |record| {
+                    f64::from(u8::from(record.met(slo).both()))
+                })
             }
-            Metric::OutputTokensPerCore | Metric::OutputTokensPerGpu => rate(&requests, divisor, |record| {
-                if record.is_completed() {
-                    f64::from(record.output_tokens)
-                } else {
-                    0.0
-                }
-            }),
+            Metric::OutputTokensPerCore | Metric::OutputTokensPerGpu => {
+                let rate_of_one = 1.0 / run.measured.as_secs_f64().max(f64::MIN_POSITIVE) / share;
+                rate(&requests, rate_of_one, |record| {
+                    if record.is_completed() {
+                        f64::from(record.output_tokens)
+                    } else {
+                        0.0
+                    }
+                })
+            }
         };
         Self {
             requests: requests.len(),
@@ -132,13 +138,13 @@ impl Observed {
     pub(crate) fn weighted(&self, times: &[u32]) -> Option<f64> {
         match &self.kind {
             Kind::Rate { .. } if self.requests == 0 => None,
-            Kind::Rate { amounts, divisor } => {
+            Kind::Rate { amounts, rate_of_one } => {
                 let sum: f64 = amounts
                     .iter()
                     .zip(times)
                     .map(|(amount, times)| amount * f64::from(*times))
                     .sum();
-                Some(sum.max(COUNT_MIN) / divisor)
+                Some(sum.max(COUNT_MIN) * rate_of_one)
             }
             Kind::Percentile { percent, values } => weighted_percentile(values, times, *percent),
         }
@@ -164,10 +170,10 @@ fn percentile(requests: &[&RequestRecord], percent: u8, of: impl Fn(&RequestReco
     }
 }
 
-fn rate(requests: &[&RequestRecord], divisor: f64, of: impl Fn(&RequestRecord) -> f64) -> Kind {
+fn rate(requests: &[&RequestRecord], rate_of_one: f64, of: impl Fn(&RequestRecord) -> f64) -> Kind {
     Kind::Rate {
         amounts: requests.iter().map(|record| of(record)).collect(),
-        divisor,
+        rate_of_one,
     }
 }
 

@@ -215,15 +215,16 @@ fn equal_arms_show_a_difference_in_at_most_a_twentieth_of_many_comparisons() {
 
 #[test]
 fn an_effect_below_the_smallest_relevant_size_is_no_finding() {
-    // Everything is the same in all repeats, so the interval is a point; and the effect is 4 %.
+    // Everything is the same in all repeats, so the interval is a point; and the candidate has 4 % more cores for the same goodput.
     let mut close = comparison([SERVER, SERVER], 4);
     let same: Vec<RequestRecord> = (0..50)
         .map(|id| later(request(id, &[100, 110]), f64::from(id) * 100.0))
         .collect();
     for run in &mut close.shapes[0].runs {
         run.run.records.clone_from(&same);
-        let longer = if run.arm == CANDIDATE { 1.04 } else { 1.0 };
-        run.run.measured = Duration::from_secs(5).mul_f64(longer);
+    }
+    for (arm, cores) in close.arms.iter_mut().zip([25, 26]) {
+        arm.resources.cores = cores;
     }
     let plan = VerdictPlan::against(BASELINE);
     conclude(&mut close, &plan);
@@ -239,6 +240,32 @@ fn an_effect_below_the_smallest_relevant_size_is_no_finding() {
         },
     );
     assert_eq!(close.shapes[0].contrasts[0].finding, Finding::Loses);
+}
+
+#[test]
+fn a_last_answer_that_takes_longer_changes_no_goodput() {
+    let mut drains = comparison([SERVER, SERVER], 13);
+    let same: Vec<RequestRecord> = (0..50)
+        .map(|id| later(request(id, &[100, 110]), f64::from(id) * 100.0))
+        .collect();
+    for run in &mut drains.shapes[0].runs {
+        let mut records = same.clone();
+        if run.arm == CANDIDATE {
+            // The last answer ends 3 s later. It keeps both limits, as all the others do.
+            let tokens_ms: Vec<u64> = (10..312).map(|token| token * 10).collect();
+            records[49] = later(request(49, &tokens_ms), 4900.0);
+        }
+        run.run = Run {
+            offered: 10.0,
+            ..self::run(&run.arm, records)
+        };
+    }
+    let runs = &drains.shapes[0].runs;
+    assert_eq!(runs[1].run.measured - runs[0].run.measured, Duration::from_secs(3));
+    conclude(&mut drains, &VerdictPlan::against(BASELINE));
+    let goodput = &drains.shapes[0].contrasts[0];
+    assert_eq!((goodput.ratio, goodput.finding), (1.0, Finding::NoDifferenceShown));
+    assert_eq!((goodput.ratio_low, goodput.ratio_high), (1.0, 1.0));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The four metrics of a run, as samples in milliseconds, and which requests were good.
+//! The four metrics of a run, as samples in milliseconds, and how many requests were good.
 
 use workload::record::{RequestRecord, Run};
 use workload::statistics::Samples;
@@ -23,8 +23,8 @@ pub(super) fn samples(run: &Run, metric: Metric) -> Samples {
     }
 }
 
-/// Requests a second that kept all limits. Only those with a whole answer can; one token alone has no gap, so it keeps them.
-pub(super) fn goodput_per_s(run: &Run, limits: &[(Metric, f64)]) -> f64 {
+/// How many requests kept all limits. Only those with a whole answer can; one token alone has no gap, so it keeps them.
+pub(super) fn good(run: &Run, limits: &[(Metric, f64)]) -> usize {
     let keeps = |record: &RequestRecord, metric| match metric {
         Metric::Ttft => record.ttft_ms(),
         Metric::Tpot => Some(record.tpot_ms().unwrap_or(0.0)),
@@ -35,5 +35,5 @@ pub(super) fn goodput_per_s(run: &Run, limits: &[(Metric, f64)]) -> f64 {
         let kept = |(metric, limit): &(Metric, f64)| keeps(record, *metric).is_some_and(|value| value <= *limit);
         limits.iter().all(kept)
     };
-    completed(run).filter(is_good).count() as f64 / run.measured.as_secs_f64().max(f64::MIN_POSITIVE)
+    completed(run).filter(is_good).count()
 }

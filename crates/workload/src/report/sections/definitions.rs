@@ -44,7 +44,8 @@ const DEFINITIONS: [(&str, &str); 17] = [
     ),
     (
         "goodput",
-        "Requests a second that met both limits. What failed, was refused or was cancelled met none.",
+        "Requests a second that met both limits. What failed, was refused or was cancelled met none. In an open loop it is the offered \
+         rate times SLO attainment, so a longer last answer does not lower it.",
     ),
     ("accepted tokens", "Output tokens of requests that met both limits."),
     (
