@@ -105,7 +105,7 @@ fn processes(args: &ProcessArgs) -> anyhow::Result<Vec<CertifiedProcess>> {
 }
 
 fn issue(authority: &Authority, processes: &[CertifiedProcess], days: u32) -> anyhow::Result<Exit> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     for process in processes {
         let files = authority.issue(process, in_days(days)).map_err(in_words)?;
         writeln!(out, "{}  {}", files.certificate.display(), files.key.display())?;

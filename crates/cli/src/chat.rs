@@ -214,7 +214,7 @@ impl Chat<'_> {
         let mut answer = String::new();
         let is_streamed = !self.args.json;
         let ended = {
-            let mut out = std::io::stdout().lock();
+            let mut out = crate::stdout::stdout();
             let show = |text: &str| {
                 timings.on_text();
                 answer.push_str(text);
@@ -227,10 +227,10 @@ impl Chat<'_> {
         };
         if self.args.json {
             let page = page(&self.client.model().id, &answer, &ended);
-            crate::observe::print(&format!("{}\n", serde_json::to_string(&page)?))?;
+            crate::stdout::print_result(&format!("{}\n", serde_json::to_string(&page)?))?;
             return Ok(ended.how);
         }
-        println!();
+        crate::stdout::print("\n")?;
         self.messages.push(Message::new("assistant", &answer));
         if !self.args.no_timings {
             let line = timings.line(ended.metrics.as_ref(), ended.usage.as_ref());

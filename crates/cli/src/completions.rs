@@ -2,8 +2,6 @@
 
 pub mod live;
 
-use std::io::Write;
-
 use anyhow::Context as _;
 use clap::{Args, Command};
 use clap_complete::Shell;
@@ -56,9 +54,7 @@ pub struct CompletionsArgs {
 
 /// `command` is the whole command line of `baton`.
 pub fn run(args: &CompletionsArgs, command: Command) -> anyhow::Result<Exit> {
-    std::io::stdout()
-        .lock()
-        .write_all(script(args.shell, command)?.as_bytes())?;
+    crate::stdout::print_result(&script(args.shell, command)?)?;
     Ok(Exit::Ok)
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use crate::stdout::is_reader_gone;
+
 /// The documented exit statuses. A verb that fails without saying which one is a `Failure`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -99,7 +101,8 @@ impl ErrorForm {
 pub(crate) fn report(outcome: anyhow::Result<Exit>, form: ErrorForm) -> ExitCode {
     match outcome {
         Ok(exit) => exit.into(),
-        Err(error) if is_broken_pipe(&error) => Exit::Ok.into(),
+        // As in `baton logs | head`: the reader has what it wanted.
+        Err(error) if is_reader_gone(&error) => Exit::Ok.into(),
         Err(error) => {
             eprintln!("{}", form.line(&error));
             of(&error).into()
@@ -116,13 +119,6 @@ pub(crate) fn report_usage(error: &clap::Error) -> ExitCode {
     } else {
         Exit::Ok.into()
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
-        .any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]
@@ -148,5 +144,22 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&ErrorForm::Json.line(&error)).expect("JSON");
         let expected = serde_json::json!({"message": "chat: cannot reach http://x: refused", "exit_status": 4});
         assert_eq!(json["error"], expected);
+    }
+
+    #[test]
+    fn only_a_closed_stdout_ends_a_verb_quietly() {
+        use std::io::Write as _;
+        let printed = write!(crate::stdout::test_kit::unread(), "x");
+        assert_eq!(
+            report(printed.context("logs").map(|()| Exit::Failure), ErrorForm::Text),
+            Exit::Ok.into()
+        );
+        // A server that closes while the request is written.
+        let sent: Result<Exit, _> = Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        let sent = sent.context("cannot reach http://x");
+        assert_eq!(
+            report(sent.exit(Exit::Unreachable), ErrorForm::Text),
+            Exit::Unreachable.into()
+        );
     }
 }

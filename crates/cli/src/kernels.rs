@@ -56,7 +56,7 @@ pub fn run(args: &KernelsArgs) -> anyhow::Result<Exit> {
         .context("no folder for the kernels: set HOME or give --out")
         .exit(Exit::Usage)?;
     let libraries = cuda_engine::libraries();
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     let compiler = libraries
         .nvrtc_version()
         .map_or_else(String::new, |version| format!(", NVRTC {version}"));

@@ -140,7 +140,7 @@ fn create(args: &CreateArgs) -> anyhow::Result<Exit> {
         });
         Ok(())
     })?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     if args.json {
         writeln!(out, "{}", json!({"name": name.as_str(), "key": secret.text()}))?;
     } else {
@@ -155,7 +155,7 @@ fn create(args: &CreateArgs) -> anyhow::Result<Exit> {
 
 fn list(args: &ListArgs) -> anyhow::Result<Exit> {
     let keys = KeyFile::load(&args.file.file)?.keys;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     if args.json {
         let listed: Vec<_> = keys.iter().map(page).collect();
         writeln!(out, "{}", serde_json::to_string(&listed)?)?;

@@ -30,6 +30,7 @@ pub mod serve;
 pub(crate) mod signals;
 pub mod simulate;
 pub mod sse;
+pub(crate) mod stdout;
 pub mod terminal;
 pub mod topology;
 pub mod up;

@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 
 use crate::exit::{Exit, WithExit as _};
 use crate::http;
-use crate::observe::{print, run_until_signal};
+use crate::observe::run_until_signal;
+use crate::stdout::print;
 use crate::terminal::{Terminal, say};
 use crate::up::log_line;
 use crate::up::run_folder::{self, SeenRun};

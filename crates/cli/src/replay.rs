@@ -6,7 +6,7 @@ mod what_if;
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufReader, Write as _};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<Exit> {
         true => json(&header, &replay)?,
         false => text(&args.file, &header, &replay),
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    crate::stdout::print_result(&text)?;
     Ok(if replay.is_equal() { Exit::Ok } else { Exit::NotMet })
 }
 

@@ -34,7 +34,7 @@ pub fn run(args: &VersionArgs) -> anyhow::Result<Exit> {
         architecture: std::env::consts::ARCH,
         os: std::env::consts::OS,
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {

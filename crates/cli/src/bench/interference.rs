@@ -15,6 +15,7 @@ use super::measure::measure;
 use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
 use crate::observe::table::{Cell, Table};
+use crate::stdout::print_result;
 use crate::terminal::{Paint, Terminal, say};
 
 const EXAMPLES: &str = "\
@@ -82,11 +83,10 @@ struct Row {
 
 pub fn run(args: &InterferenceArgs) -> anyhow::Result<Exit> {
     let (rows, is_whole) = until_interrupted(async |stop| rows(args, stop).await)?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&rows)?);
-    } else {
-        print!("{}", text(&rows, Terminal::stdout()));
-    }
+    print_result(&match args.json {
+        true => format!("{}\n", serde_json::to_string_pretty(&rows)?),
+        false => text(&rows, Terminal::stdout()),
+    })?;
     Ok(if is_whole { Exit::Ok } else { Exit::Interrupted })
 }
 

@@ -22,6 +22,7 @@ use super::measure::measure;
 use super::point::{Point, table};
 use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
+use crate::stdout::print_result;
 use crate::http;
 use crate::terminal::{Terminal, say};
 
@@ -142,11 +143,11 @@ pub fn run(args: &MatrixArgs) -> anyhow::Result<Exit> {
     let (measured, is_whole) = until_interrupted(async |stop| rows(args, &judge, stop).await)?;
     files::write(args, &judge, &measured)?;
     let points: Vec<Point> = measured.iter().map(|measured| measured.point.clone()).collect();
-    print!("{}", table(&points, |_| "", Terminal::stdout()));
-    println!(
-        "{} has hardware.md, server-flags.md, row-*.json and interpretation.md",
+    print_result(&format!(
+        "{}{} has hardware.md, server-flags.md, row-*.json and interpretation.md\n",
+        table(&points, |_| "", Terminal::stdout()),
         args.out.display()
-    );
+    ))?;
     Ok(match (is_whole, points.iter().all(|point| is_met(&point.contract))) {
         (false, _) => Exit::Interrupted,
         (true, true) => Exit::Ok,

@@ -22,6 +22,7 @@ use crate::exit::{Exit, WithExit as _};
 use crate::observe::UrlArgs;
 use crate::observe::client::AdminClient;
 use crate::observe::table::Table;
+use crate::stdout::print_result;
 use crate::terminal::Terminal;
 
 const EXAMPLES: &str = "\
@@ -69,7 +70,7 @@ pub fn run(args: &SlowestArgs) -> anyhow::Result<Exit> {
             .iter()
             .map(|(record, cause)| json!({"id": record.id, "e2e_ms": record.e2e_ms(), "ttft_ms": record.ttft_ms(), "prompt_tokens": record.prompt_tokens, "output_tokens": record.output_tokens, "cause": cause}))
             .collect();
-        println!("{}", serde_json::to_string_pretty(&found)?);
+        print_result(&format!("{}\n", serde_json::to_string_pretty(&found)?))?;
         return Ok(Exit::Ok);
     }
     let mut table = Table::new(&[
@@ -95,12 +96,12 @@ pub fn run(args: &SlowestArgs) -> anyhow::Result<Exit> {
             cause.words.as_str().into(),
         ]);
     }
-    print!("{}", table.render(Terminal::stdout()));
-    println!(
-        "{} of {} requests; the cause is the part that exceeds its usual length most",
+    print_result(&format!(
+        "{}{} of {} requests; the cause is the part that exceeds its usual length most\n",
+        table.render(Terminal::stdout()),
         found.len(),
         run.records.len()
-    );
+    ))?;
     Ok(Exit::Ok)
 }
 

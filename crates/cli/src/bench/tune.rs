@@ -20,6 +20,7 @@ use super::load::plan::LoadPlan;
 use super::measure::{leave_out_edges, measure, write_json};
 use super::server::WARM_UP_REQUESTS;
 use crate::exit::{Exit, ExitError, WithExit as _};
+use crate::stdout::print_result;
 use crate::local_cluster::{ClusterSettings, LocalCluster, LocalClusterOptions};
 use crate::observe::table::{Cell, Table};
 use crate::terminal::{Paint, Terminal, say};
@@ -147,11 +148,10 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
     if let Some(folder) = &args.out {
         write_json(folder, "tuning.json", &tuning)?;
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&tuning)?);
-    } else {
-        print!("{}", text(&tuning, Terminal::stdout()));
-    }
+    print_result(&match args.json {
+        true => format!("{}\n", serde_json::to_string_pretty(&tuning)?),
+        false => text(&tuning, Terminal::stdout()),
+    })?;
     Ok(if is_whole { Exit::Ok } else { Exit::Interrupted })
 }
 

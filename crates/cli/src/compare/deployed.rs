@@ -76,7 +76,7 @@ pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyh
         ]),
         took: runner.deadline.elapsed(),
     };
-    finish(args, finished, &stop)
+    finish(args, finished, &stop, &mut crate::stdout::stdout())
 }
 
 fn ensure_usage(holds: bool, words: &'static str) -> anyhow::Result<()> {

@@ -1,6 +1,7 @@
 //! The end of every comparison: verdict, files, terminal, exit status.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -19,6 +20,7 @@ use super::{decision_record, output};
 use crate::bench::load::environment;
 use crate::exit::Exit;
 use crate::signals::Signals;
+use crate::stdout::unless_reader_gone;
 use crate::terminal::say;
 
 /// What the parts before have left.
@@ -33,9 +35,17 @@ pub(super) struct Finished {
     pub took: Duration,
 }
 
+/// Writes the files and prints to `out`. Neither a reader that has gone away nor a file that cannot be written takes the rest with it:
+/// the runs took an hour.
+///
 /// # Errors
-/// A file cannot be written.
-pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &CancellationToken) -> anyhow::Result<Exit> {
+/// A file cannot be written, or `out` takes nothing although somebody reads it.
+pub(super) fn finish(
+    args: &CompareArgs,
+    finished: Finished,
+    stop: &CancellationToken,
+    out: &mut impl Write,
+) -> anyhow::Result<Exit> {
     let Finished {
         measured,
         arms,
@@ -68,16 +78,18 @@ pub(super) fn finish(args: &CompareArgs, finished: Finished, stop: &Cancellation
         .environment
         .insert("incomplete".to_owned(), json!(conduct.incomplete));
     let refused = conclude(&mut comparison, &conduct, &streams);
-    // Everything is printed before a file can fail.
-    use std::io::Write as _;
-    write!(std::io::stdout().lock(), "{}", output::text(&comparison, &refused))?;
-    // A file that cannot be written does not take the other one with it.
+    let text = output::text(&comparison, &refused);
     let record = args
         .record
         .as_deref()
         .map(|path| decision_record::write(&comparison, &refused, path));
-    if let Some(folder) = &args.out {
-        crate::report::write(&Report::of_comparison(comparison), folder)?;
+    let report = args
+        .out
+        .as_deref()
+        .map(|folder| crate::report::write(&Report::of_comparison(comparison), folder));
+    unless_reader_gone(out.write_all(text.as_bytes()).and_then(|()| out.flush()))?;
+    if let (Some(written), Some(folder)) = (report, &args.out) {
+        written?;
         say!("report: {}", folder.display());
     }
     if let (Some(written), Some(path)) = (record, &args.record) {
@@ -214,6 +226,31 @@ mod tests {
         assert!(root.path().join("new/folder").is_dir());
         std::fs::write(root.path().join("file"), "").expect("written");
         assert!(make_folders(&args(&root.path().join("file/decision.md"))).is_err());
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_costs_no_file_and_no_status() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (record, out) = (root.path().join("decision.md"), root.path().join("report"));
+        let args = |path: &Path| path.to_str().expect("a path").to_owned();
+        let line = ["compare", "--record", &args(&record), "--out", &args(&out)];
+        let args = <Line as clap::Parser>::try_parse_from(line).expect("arguments").args;
+        let comparison = test_kit::comparison();
+        let finished = Finished {
+            measured: Measured {
+                shapes: comparison.shapes,
+                incomplete: Some("the time was up".to_owned()),
+            },
+            arms: comparison.arms,
+            conduct: Conduct::default(),
+            streams: Vec::new(),
+            environment: BTreeMap::new(),
+            took: Duration::from_secs(60),
+        };
+        let mut unread = crate::stdout::test_kit::unread();
+        let exit = finish(&args, finished, &CancellationToken::new(), &mut unread).expect("finished");
+        assert_eq!(exit, Exit::NoVerdict);
+        assert!(record.is_file() && out.join("report.json").is_file());
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyh
         environment: plan.environment(&sweeps, &late),
         took: runner.deadline.elapsed(),
     };
-    finish(args, finished, &stop)
+    finish(args, finished, &stop, &mut crate::stdout::stdout())
 }
 
 impl Plan {

@@ -12,7 +12,8 @@ use crate::exit::Exit;
 use crate::http::{self, TrustArgs};
 use crate::logs;
 use crate::observe::client::AdminClient;
-use crate::observe::{UrlArgs, print, run_until_signal};
+use crate::observe::{UrlArgs, run_until_signal};
+use crate::stdout::print_result;
 
 /// Somebody waits with a finger on the key.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -37,7 +38,7 @@ pub(crate) fn run(args: &LiveArgs, command: &Command) -> anyhow::Result<Exit> {
         let fitting = names
             .iter()
             .filter(|name| is_plain(name) && name.starts_with(&wanted.begin));
-        print(&fitting.map(|name| format!("{name}\n")).collect::<String>())?;
+        print_result(&fitting.map(|name| format!("{name}\n")).collect::<String>())?;
         Ok(Exit::Ok)
     })
 }

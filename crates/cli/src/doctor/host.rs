@@ -13,7 +13,8 @@ use std::path::Path;
 use self::finding::{Finding, Findings};
 use super::DoctorArgs;
 use crate::exit::Exit;
-use crate::observe::{print, run_until_signal};
+use crate::observe::run_until_signal;
+use crate::stdout::print_result;
 use crate::terminal::Terminal;
 
 /// The model of `baton up` without `--model`.
@@ -24,7 +25,7 @@ const USUAL_MODEL: &str = "smollm2-135m";
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     run_until_signal(async {
         let findings = Findings::new(look(args).await);
-        print(&match args.json {
+        print_result(&match args.json {
             true => format!("{}\n", serde_json::to_string(&findings)?),
             false => findings.text(Terminal::stdout()),
         })?;

@@ -137,7 +137,7 @@ pub(super) fn run_here(group: Group, shapes: Shapes, (device, seed): (u32, u64))
     let mut bench = Bench::new(&device, &target)?;
     let outcomes = group.run(&mut bench, shapes.extent()?, seed)?;
     let checks: Vec<KernelCheck> = outcomes.into_iter().map(KernelCheck::from).collect();
-    writeln!(std::io::stdout().lock(), "{}", serde_json::to_string(&checks)?)?;
+    writeln!(crate::stdout::stdout(), "{}", serde_json::to_string(&checks)?)?;
     Ok(Exit::Ok)
 }
 

@@ -33,6 +33,7 @@ use self::report::GpuReport;
 use self::sanitize::Sanitizer;
 use self::step::{Row, Step, StepReport};
 use crate::exit::{Exit, WithExit as _};
+use crate::stdout::unless_reader_gone;
 use crate::terminal::say;
 
 const EXAMPLES: &str = "\
@@ -167,11 +168,11 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         (false, true) => look(args, &libraries)?,
     };
     let report = GpuReport::new(&libraries, args.device, found);
-    let mut out = std::io::stdout().lock();
-    match args.json {
-        true => writeln!(out, "{}", serde_json::to_string(&report)?)?,
-        false => write!(out, "{report}")?,
-    }
+    let mut out = crate::stdout::stdout();
+    unless_reader_gone(match args.json {
+        true => writeln!(out, "{}", serde_json::to_string(&report)?),
+        false => write!(out, "{report}"),
+    })?;
     if let Some(file) = &args.report {
         fs::write(file, report.page()?).with_context(|| format!("cannot write {}", file.display()))?;
     }

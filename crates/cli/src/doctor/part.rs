@@ -50,7 +50,7 @@ pub(super) enum Line {
 /// # Errors
 /// Nobody reads.
 pub(super) fn tell(line: &Line) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     writeln!(out, "{}", serde_json::to_string(line)?)?;
     Ok(out.flush()?)
 }

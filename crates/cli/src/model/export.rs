@@ -41,6 +41,6 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<Exit> {
         true => json!({"folder": folder}).to_string(),
         false => folder,
     };
-    writeln!(std::io::stdout(), "{line}")?;
+    writeln!(crate::stdout::stdout(), "{line}")?;
     Ok(Exit::Ok)
 }

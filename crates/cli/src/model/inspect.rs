@@ -29,7 +29,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
     let sha256 = hex(&file.content_sha256());
     let served = resolved.name.unwrap_or_else(|| file.name());
     let memory = Memory::of(&file);
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     if args.json {
         let mut object = serde_json::to_value(&info)?;
         object["sha256"] = sha256.into();

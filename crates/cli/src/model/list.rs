@@ -13,6 +13,7 @@ use crate::model::catalogue::{CATALOGUE, CatalogueModel};
 use crate::model::hub::{HubCache, HubSettings, Snapshot};
 use crate::model::unpack::file_sha256;
 use crate::observe::table::{Cell, Table};
+use crate::stdout::unless_reader_gone;
 use crate::terminal::Terminal;
 
 /// Characters of a commit that tell two apart.
@@ -66,12 +67,11 @@ pub fn run(args: &ListArgs) -> anyhow::Result<Exit> {
     if let Ok(folder) = HubSettings::from_env().cache() {
         models.extend(HubCache::new(folder).snapshots().iter().flat_map(of_hub));
     }
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string(&models)?)?;
-    } else {
-        write!(out, "{}", table(&models))?;
-    }
+    let mut out = crate::stdout::stdout();
+    unless_reader_gone(match args.json {
+        true => writeln!(out, "{}", serde_json::to_string(&models)?),
+        false => write!(out, "{}", table(&models)),
+    })?;
     let is_damaged = models.iter().any(|model| model.state == CacheState::Damaged);
     Ok(if is_damaged { Exit::Failure } else { Exit::Ok })
 }

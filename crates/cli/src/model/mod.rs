@@ -92,7 +92,7 @@ fn pull(args: &PullArgs) -> anyhow::Result<Exit> {
                 true => json!({"name": name, "path": path}).to_string(),
                 false => path,
             };
-            writeln!(std::io::stdout(), "{line}")?;
+            writeln!(crate::stdout::stdout(), "{line}")?;
         }
         Err(error) => return Err(with_exit(error)),
     }

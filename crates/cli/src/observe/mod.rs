@@ -19,7 +19,6 @@ pub mod top;
 pub mod trace;
 
 use std::future::Future;
-use std::io::Write;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -99,15 +98,6 @@ pub(crate) fn run_until_signal(verb: impl Future<Output = anyhow::Result<Exit>>)
     // A blocked read of the terminal must not delay the exit.
     runtime.shutdown_background();
     outcome
-}
-
-/// # Errors
-/// Stdout is closed.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
 }
 
 /// # Errors

@@ -8,8 +8,9 @@ use super::cluster;
 use super::format::{clean, fit_middle, or_dash, wrap};
 use super::look::Look;
 use super::table::{Cell, Table};
-use super::{Output, OutputArgs, UrlArgs, json, print};
+use super::{Output, OutputArgs, UrlArgs, json};
 use crate::exit::Exit;
+use crate::stdout::print_result;
 use crate::terminal::{Paint, Terminal, say};
 
 const EXAMPLES: &str = "\
@@ -51,7 +52,7 @@ pub struct NodesArgs {
 }
 
 pub fn run(args: &NodesArgs) -> anyhow::Result<Exit> {
-    super::run_until_signal(nodes(args, print))
+    super::run_until_signal(nodes(args, print_result))
 }
 
 async fn nodes(args: &NodesArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {

@@ -8,8 +8,9 @@ use super::client::{AdminClient, parse};
 use super::format::{clean, ms, ms_or_dash};
 use super::look::Look;
 use super::table::{Cell, Table};
-use super::{Output, OutputArgs, UrlArgs, json, print};
+use super::{Output, OutputArgs, UrlArgs, json};
 use crate::exit::{Exit, WithExit};
+use crate::stdout::print_result;
 use crate::terminal::{Paint, Terminal, say};
 
 const EXAMPLES: &str = "\
@@ -49,7 +50,7 @@ fn used(stage: &StageBudget) -> Option<f64> {
 }
 
 pub fn run(args: &SloArgs) -> anyhow::Result<Exit> {
-    super::run_until_signal(slo(args, print))
+    super::run_until_signal(slo(args, print_result))
 }
 
 async fn slo(args: &SloArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {

@@ -8,8 +8,9 @@ use super::cluster::{is_ready, membership_words, waiting_words, why_not};
 use super::format::{bytes, clean, seconds};
 use super::look::Look;
 use super::table::{Cell, Table};
-use super::{Output, OutputArgs, UrlArgs, json, nodes, print};
+use super::{Output, OutputArgs, UrlArgs, json, nodes};
 use crate::exit::Exit;
+use crate::stdout::print_result;
 use crate::terminal::Paint;
 
 const EXAMPLES: &str = "\
@@ -28,7 +29,7 @@ pub struct StatusArgs {
 }
 
 pub fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
-    super::run_until_signal(status(args, print))
+    super::run_until_signal(status(args, print_result))
 }
 
 async fn status(args: &StatusArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {

@@ -14,8 +14,9 @@ use serde_json::Value;
 
 use super::client::{AdminClient, parse};
 use super::look::Look;
-use super::{UrlArgs, json, print};
+use super::{UrlArgs, json};
 use crate::exit::{Exit, ExitError};
+use crate::stdout::print_result;
 use crate::terminal::say;
 
 const EXAMPLES: &str = "\
@@ -69,7 +70,7 @@ pub enum TraceOutput {
 }
 
 pub fn run(args: &TraceArgs) -> anyhow::Result<Exit> {
-    super::run_until_signal(trace(args, print))
+    super::run_until_signal(trace(args, print_result))
 }
 
 async fn trace(args: &TraceArgs, mut show: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<Exit> {

@@ -71,7 +71,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<Exit> {
         true => Err(error).exit(Exit::Usage),
         false => Err(error),
     })?;
-    crate::observe::print(&match args.json {
+    crate::stdout::print_result(&match args.json {
         true => sheet.json(),
         false => sheet.text(Terminal::stdout()),
     })?;

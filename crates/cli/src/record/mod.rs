@@ -110,7 +110,7 @@ async fn record(args: &RecordArgs, signals: &mut Signals) -> anyhow::Result<Exit
     let trace = recording::trace(&name, follow::BLOCK_TOKENS, recorded);
     write(file, &args.out, &own_format::write(&trace))?;
     let facts = TraceFacts::of(&trace);
-    crate::observe::print(&match args.json {
+    crate::stdout::print_result(&match args.json {
         true => format!("{}\n", json!({"file": args.out.display().to_string(), "trace": facts})),
         false => summary(&args.out, &facts),
     })?;

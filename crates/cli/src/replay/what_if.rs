@@ -1,7 +1,7 @@
 //! `baton replay --what-if`: the traffic of a record, simulated on the cluster as it was and with one change.
 
 use std::fmt::Write as _;
-use std::io::{Read, Write as _};
+use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ pub(super) fn run<R: Read>(reader: Reader<R>, change: &str, (args, json): (&What
         true => as_json((&base, &changed), &traffic, &prediction)?,
         false => as_text((&base, &changed), &traffic, &prediction),
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    crate::stdout::print_result(&text)?;
     Ok(Exit::Ok)
 }
 

@@ -85,7 +85,7 @@ impl ServeArgs {
     fn behind(self, program: &str, help: &str) -> impl Iterator<Item = OsString> {
         if self.arguments.iter().any(|word| word == "--help" || word == "-h") {
             // A closed stdout is noticed by whoever prints the list.
-            let _ = writeln!(std::io::stdout().lock(), "{help}\n");
+            let _ = writeln!(crate::stdout::stdout(), "{help}\n");
         }
         std::iter::once(OsString::from(program)).chain(self.arguments)
     }

@@ -38,7 +38,7 @@ pub(super) fn print_json(scenario: &Scenario, (outcome, summary): (&Outcome, &Su
         totals: &outcome.totals,
         nodes: &outcome.nodes,
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     writeln!(out, "{}", serde_json::to_string(&printed)?)?;
     Ok(())
 }
@@ -48,7 +48,7 @@ pub(super) fn print(
     (outcome, summary): (&Outcome, &Summary),
     took: Duration,
 ) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     let (totals, counts) = (&outcome.totals, &summary.counts);
     writeln!(
         out,

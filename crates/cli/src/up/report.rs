@@ -85,7 +85,7 @@ impl Ready {
         } else {
             self.text()
         };
-        let mut out = std::io::stdout().lock();
+        let mut out = crate::stdout::stdout();
         out.write_all(text.as_bytes())?;
         out.flush()?;
         Ok(())

@@ -81,7 +81,7 @@ fn error(point: &FitPoint) -> f64 {
 }
 
 pub(super) fn print(costs: &Costs, json: Option<&str>) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     if let Some(json) = json {
         writeln!(out, "{json}")?;
         return Ok(());

@@ -244,7 +244,7 @@ fn row(what: String, repeats: &[Vec<Timed>], least: impl Fn(&Timed) -> f64) -> a
 }
 
 fn print(report: &Report, json: Option<&str>) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     if let Some(json) = json {
         writeln!(out, "{json}")?;
         return Ok(());

@@ -22,6 +22,7 @@ use super::{csv_file, run_with_texts, screen};
 use crate::bench::arguments::{clause_lines, is_met};
 use crate::bench::interrupt::{is_cut, until_interrupted};
 use crate::exit::{Exit, WithExit as _};
+use crate::stdout::print_result;
 use crate::terminal::{Terminal, say};
 
 /// The limits of the chat profile, where the user gives none.
@@ -56,13 +57,12 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
     write_files(&args, &done, &labels)?;
     let summary = Summary::of(&done.run, &judge.slo);
     let clauses = judge.clauses(&summary);
-    let mut out = std::io::stdout().lock();
     if args.output.json {
-        writeln!(out, "{}", result(&done.run, &done.texts, &args.output, &labels))?;
+        print_result(&format!("{}\n", result(&done.run, &done.texts, &args.output, &labels)))?;
         clause_lines(&clauses).lines().for_each(|line| say!("{line}"));
     } else {
         let text = screen::tables(&done.run, &summary, &args.output, Terminal::stdout());
-        write!(out, "{text}{}", clause_lines(&clauses))?;
+        print_result(&(text + &clause_lines(&clauses)))?;
     }
     let has_answer = done.run.records.iter().any(|record| record.is_completed());
     Ok(match (is_cut(&done.run), has_answer) {

@@ -14,6 +14,7 @@ use super::plan::{Load, Setting};
 use super::{Sweep, SweepArgs};
 use crate::bench::arguments::{Judge, is_met};
 use crate::bench::point::{Point, table};
+use crate::stdout::print_result;
 use crate::terminal::Terminal;
 
 #[derive(Clone, Debug, Serialize)]
@@ -92,12 +93,10 @@ impl SweepReport {
     }
 
     pub fn print(&self, as_json: bool) -> anyhow::Result<()> {
-        if as_json {
-            println!("{}", serde_json::to_string_pretty(self)?);
-            return Ok(());
-        }
-        print!("{}", self.text(Terminal::stdout()));
-        Ok(())
+        print_result(&match as_json {
+            true => format!("{}\n", serde_json::to_string_pretty(self)?),
+            false => self.text(Terminal::stdout()),
+        })
     }
 
     fn text(&self, terminal: Terminal) -> String {

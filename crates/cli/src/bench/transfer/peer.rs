@@ -190,7 +190,7 @@ async fn serve(payload: Payload, identity: Identity) -> anyhow::Result<()> {
         memcpy: answer_control(memory.clone())?,
         stream: swallow_streams()?,
     };
-    println!("{}", serde_json::to_string(&said)?);
+    crate::stdout::print(&format!("{}\n", serde_json::to_string(&said)?))?;
     let mut stdin = tokio::io::stdin();
     let mut rest = [0; 64];
     while stdin.read(&mut rest).await? > 0 {}

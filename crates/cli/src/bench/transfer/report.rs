@@ -131,7 +131,7 @@ impl Report {
     }
 
     pub fn print(&self, is_json: bool) -> anyhow::Result<()> {
-        let mut out = std::io::stdout().lock();
+        let mut out = crate::stdout::stdout();
         if is_json {
             writeln!(out, "{}", serde_json::to_string(self)?)?;
             return Ok(());

@@ -150,7 +150,7 @@ fn obey<T>(
 }
 
 fn say(word: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     writeln!(out, "{MARK}{}", word.replace('\n', " "))?;
     Ok(out.flush()?)
 }

@@ -87,7 +87,7 @@ impl Drop for Screen {
 }
 
 fn write(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::stdout::stdout();
     out.write_all(text.as_bytes())?;
     out.flush()?;
     Ok(())
