@@ -46,7 +46,7 @@ pub(super) fn conclude(comparison: &mut Comparison, conduct: &Conduct, streams: 
     if refused.is_empty() {
         for index in 0..comparison.shapes.len() {
             if streams.contains(&comparison.shapes[index].name) {
-                put_streams_first(comparison, index, &plan);
+                refused.extend(put_streams_first(comparison, index, &plan));
             }
         }
     }
@@ -79,8 +79,9 @@ fn in_short(refused: &[&str]) -> String {
     words
 }
 
-/// Judges the gaps of the running streams alone, and puts what follows in front of what all requests say.
-fn put_streams_first(comparison: &mut Comparison, index: usize, plan: &VerdictPlan) {
+/// Judges the gaps of the running streams alone, and puts what follows in front of what all requests say. The verdict of such a shape rests
+/// on them, so without theirs it has none.
+fn put_streams_first(comparison: &mut Comparison, index: usize, plan: &VerdictPlan) -> Refused {
     let shape = &comparison.shapes[index];
     let mut streams = Comparison {
         shapes: vec![of_streams(shape)],
@@ -91,17 +92,28 @@ fn put_streams_first(comparison: &mut Comparison, index: usize, plan: &VerdictPl
         secondary: vec![Metric::Itl { percent: 50 }, Metric::Ttft { percent: 99 }],
         ..plan.clone()
     };
-    if !verdict::conclude(&mut streams, &plan).is_empty() {
-        return;
+    let refused = verdict::conclude(&mut streams, &plan);
+    let refused: Refused = refused
+        .iter()
+        .map(|why| format!("of the running streams, {why}"))
+        .collect();
+    let shape = &mut comparison.shapes[index];
+    if !refused.is_empty() {
+        let own: Vec<&str> = refused.iter().map(String::as_str).collect();
+        shape.contrasts.clear();
+        shape.verdict = format!("No verdict: {}.", in_short(&own));
+        return refused;
     }
-    let Some(judged) = streams.shapes.pop() else { return };
+    let Some(judged) = streams.shapes.pop() else {
+        return refused;
+    };
     let named = judged.contrasts.into_iter().map(|contrast| Contrast {
         metric: format!("streams_{}", contrast.metric),
         ..contrast
     });
-    let shape = &mut comparison.shapes[index];
     shape.contrasts.splice(0..0, named);
     shape.verdict = format!("Running streams: {} All requests: {}", judged.verdict, shape.verdict);
+    refused
 }
 
 fn of_streams(shape: &Shape) -> Shape {

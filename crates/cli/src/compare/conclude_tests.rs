@@ -42,6 +42,31 @@ fn comparison() -> Comparison {
 }
 
 #[test]
+fn streams_without_a_gap_forbid_the_verdict_that_rests_on_them() {
+    let mut comparison = comparison();
+    for record in comparison.shapes[0]
+        .runs
+        .iter_mut()
+        .flat_map(|run| &mut run.run.records)
+    {
+        record.tokens.truncate(1);
+        record.output_tokens = 1;
+    }
+    let streams = vec![comparison.shapes[0].name.clone()];
+    let refused = conclude(&mut comparison, &conduct(), &streams);
+    assert!(
+        refused.len() == 1 && refused[0].contains("nothing was measured of whole"),
+        "{refused:?}"
+    );
+    let shape = &comparison.shapes[0];
+    assert!(
+        shape.contrasts.is_empty() && shape.verdict.starts_with("No verdict:"),
+        "{}",
+        shape.verdict
+    );
+}
+
+#[test]
 fn the_gaps_of_running_streams_stand_first_where_they_decide() {
     let mut comparison = comparison();
     let streams = vec![comparison.shapes[0].name.clone()];

@@ -116,7 +116,14 @@ fn judge(comparison: &Comparison, shape: &Shape, plan: &VerdictPlan) -> Result<(
                 runs,
                 slo: &comparison.slo,
             };
-            judged.extend(cell.judged(plan));
+            match cell.judged(plan) {
+                Some(of_cell) => judged.extend(of_cell),
+                None => refusals.push(Refusal::NothingMeasured {
+                    shape: shape.name.clone(),
+                    load,
+                    arm: cell.arm_without(plan.primary).name.clone(),
+                }),
+            }
         }
     }
     if !refusals.is_empty() {
@@ -204,8 +211,8 @@ struct Judged {
 }
 
 impl Cell<'_> {
-    /// One for each metric that has a value in every run.
-    fn judged(&self, plan: &VerdictPlan) -> Vec<Judged> {
+    /// The primary metric, and each secondary one that has a value in every run. `None`: the primary one has no value in some run.
+    fn judged(&self, plan: &VerdictPlan) -> Option<Vec<Judged>> {
         let unserved = |arm: usize| -> f64 {
             let shares = self.runs.iter().map(|runs| counts(runs[arm]).unserved_share());
             shares.sum::<f64>() / self.runs.len() as f64
@@ -222,20 +229,30 @@ impl Cell<'_> {
                 unserved_more,
             })
         });
-        judged.collect()
+        let judged: Vec<Judged> = judged.collect();
+        judged.iter().any(|judged| judged.is_primary).then_some(judged)
+    }
+    fn observed(&self, metric: Metric, runs: &[&Run; 2], arm: usize) -> Observed {
+        Observed::of(metric, runs[arm], self.slo, &self.arms[arm].resources)
     }
     fn interval(&self, metric: Metric, seed: u64) -> Option<Interval> {
-        let observed =
-            |runs: &[&Run; 2], arm: usize| Observed::of(metric, runs[arm], self.slo, &self.arms[arm].resources);
         let pairs: Vec<Pair> = self
             .runs
             .iter()
             .map(|runs| Pair {
-                baseline: observed(runs, 0),
-                candidate: observed(runs, 1),
+                baseline: self.observed(metric, runs, 0),
+                candidate: self.observed(metric, runs, 1),
             })
             .collect();
         interval(&pairs, seed)
+    }
+    /// The arm with a run in which the metric has no value: the baseline, if it is both.
+    fn arm_without(&self, metric: Metric) -> &Arm {
+        let is_baseline = self
+            .runs
+            .iter()
+            .any(|runs| self.observed(metric, runs, 0).value().is_none());
+        self.arms[usize::from(!is_baseline)]
     }
     fn contrast(&self, metric: Metric, found: &Interval) -> Contrast {
         Contrast {

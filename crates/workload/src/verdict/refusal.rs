@@ -45,6 +45,11 @@ pub enum Refusal {
         repeats: usize,
         repeats_min: usize,
     },
+    #[error(
+        "nothing was measured of {arm} at {load} in shape {shape}: in some run no request counts, or none was answered; give a longer run or a \
+         higher rate"
+    )]
+    NothingMeasured { shape: String, load: f64, arm: String },
     #[error("the comparison has no arm {arm}, against which the others are to be judged")]
     NoBaseline { arm: String },
     #[error(

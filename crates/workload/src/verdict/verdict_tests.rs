@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 use crate::comparison::{ArmKind, Fairness, Resources};
-use crate::record::{Outcome, RequestRecord};
+use crate::record::{Outcome, RequestRecord, RunPart};
 use crate::test_kit::{later, request, run, slo};
 
 const BASELINE: &str = "co-located";
@@ -357,6 +357,27 @@ fn two_repeats_cores_that_are_not_told_and_a_baseline_that_is_not_there_forbid_a
             arm: "nobody".to_owned()
         }]
     );
+}
+
+#[test]
+fn a_load_in_which_no_request_was_measured_forbids_a_verdict() {
+    let mut unmeasured = comparison([SERVER, SERVER], 8);
+    for run in &mut unmeasured.shapes[0].runs {
+        let records = &mut run.run.records;
+        records.iter_mut().for_each(|record| record.part = RunPart::CoolDown);
+    }
+    let plan = VerdictPlan::against(BASELINE);
+    let nothing_of = |arm: &str| Refusal::NothingMeasured {
+        shape: "long prompts beside running streams".to_owned(),
+        load: 10.0,
+        arm: arm.to_owned(),
+    };
+    assert_eq!(conclude(&mut unmeasured, &plan), [nothing_of(BASELINE)]);
+    assert!(unmeasured.shapes[0].contrasts.is_empty());
+    // One run of one arm is enough.
+    let mut half = comparison([SERVER, SERVER], 8);
+    half.shapes[0].runs[1].run.records.clear();
+    assert_eq!(conclude(&mut half, &plan), [nothing_of(CANDIDATE)]);
 }
 
 #[test]
