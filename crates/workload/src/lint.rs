@@ -37,6 +37,14 @@ pub enum Warning {
     ClosedLoop { run: String },
     #[error("{run} has a client that sent late (p99 {lag_ms_p99:.1} ms): its figures are those of the client")]
     LateClient { run: String, lag_ms_p99: f64 },
+    #[error(
+        "{held_back} of {samples} answers of {run} came at once: the server or a proxy holds tokens back, so their ITL and TPOT are not known and they meet no limit of either"
+    )]
+    HeldBack {
+        run: String,
+        held_back: usize,
+        samples: usize,
+    },
     #[error("nothing was predicted before: without an expectation no figure looks wrong (baton plan, or --hypothesis)")]
     NoPrediction,
 }
@@ -61,6 +69,14 @@ pub fn lint(runs: &[&Run], context: &Context) -> Vec<Warning> {
         if samples < P99_SAMPLES_MIN {
             found.push(Warning::FewSamples {
                 run: name.clone(),
+                samples,
+            });
+        }
+        let held_back = run.completed().filter(|record| !record.are_gaps_known()).count();
+        if held_back > 0 {
+            found.push(Warning::HeldBack {
+                run: name.clone(),
+                held_back,
                 samples,
             });
         }
@@ -156,6 +172,17 @@ mod tests {
             [Warning::MixedCache {
                 hits: 60,
                 told: 120,
+                ..
+            }]
+        ));
+
+        let mut held = good();
+        held.records[7].tokens = vec![held.records[7].ended; 2];
+        assert!(matches!(
+            warnings(&held)[..],
+            [Warning::HeldBack {
+                held_back: 1,
+                samples: 120,
                 ..
             }]
         ));

@@ -11,6 +11,12 @@ const STALL_TIMES_MEDIAN: f64 = 4.0;
 /// ...and longer than one frame of a screen at 60 Hz. The coordinator's records use the same two limits.
 const STALL_MS_MIN: f64 = 17.0;
 
+/// Events this close together came in one read. A client that parses one event takes a few microseconds, and a model takes longer for a token.
+const TOGETHER_MS: f64 = 0.02;
+/// An answer with more events than this to a read, in the mean, was held back on its way. Speculative decoding also sends the tokens of a
+/// step together, and the engines of the field guess at most about this many.
+const EVENTS_TOGETHER_MAX: usize = 8;
+
 /// Which limits of an SLO a request met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Met {
@@ -43,22 +49,42 @@ impl RequestRecord {
     pub fn second_token_ms(&self) -> Option<f64> {
         self.since_due(self.tokens.get(1))
     }
-    /// (last token - first token) / (output tokens - 1), as vLLM and OpenTelemetry divide.
+    /// False when the events came all at once, or nearly so: the server or a proxy collected them and sent them at the end, and nobody
+    /// knows when the model made each token. True when there is no gap.
+    pub fn are_gaps_known(&self) -> bool {
+        let apart = self.spaces_ms().filter(|space| *space > TOGETHER_MS).count();
+        match self.tokens.len() {
+            0 | 1 => true,
+            events => apart > 0 && events <= EVENTS_TOGETHER_MAX * (apart + 1),
+        }
+    }
+    /// (last token - first token) / (output tokens - 1), as vLLM and OpenTelemetry divide. `None` where the gaps are not known.
     pub fn tpot_ms(&self) -> Option<f64> {
+        if !self.are_gaps_known() {
+            return None;
+        }
         let (first, last) = (self.tokens.first()?, self.tokens.last()?);
         let gaps = f64::from(self.output_tokens.checked_sub(1).filter(|gaps| *gaps > 0)?);
         (self.tokens.len() > 1).then(|| ms(last.saturating_sub(*first)) / gaps)
     }
-    /// Each gap between two events with a token.
+    /// Each gap between two events with a token. None where they are not known.
     pub fn gaps_ms(&self) -> impl Iterator<Item = f64> + '_ {
+        let are_known = self.are_gaps_known();
+        self.spaces_ms().filter(move |_| are_known)
+    }
+    fn spaces_ms(&self) -> impl Iterator<Item = f64> + '_ {
         self.tokens.windows(2).map(|pair| ms(pair[1].saturating_sub(pair[0])))
+    }
+    /// Such an answer has no gap that a limit could be for.
+    pub fn has_one_token(&self) -> bool {
+        self.tokens.len() == 1 && self.output_tokens <= 1
     }
     /// From the due time to the last token; to the end of the answer when it had no token.
     pub fn e2e_ms(&self) -> f64 {
         ms(self.tokens.last().unwrap_or(&self.ended).saturating_sub(self.scheduled))
     }
     /// A request that did not complete meets nothing. An answer of one token has no gap, so it meets the limit for gaps. One of several
-    /// tokens that came in one event does not: nobody knows its gaps.
+    /// tokens that came in one event or at one time does not: nobody knows its gaps.
     pub fn met(&self, slo: &Slo) -> Met {
         if !self.is_completed() {
             return Met {
@@ -66,11 +92,10 @@ impl RequestRecord {
                 itl: false,
             };
         }
-        let has_one_token = self.tokens.len() == 1 && self.output_tokens <= 1;
         let gap = Samples::new(self.gaps_ms()).percentile(99.0);
         Met {
             ttft: self.ttft_ms().is_some_and(|ttft| ttft <= slo.ttft_ms_max),
-            itl: gap.map_or(has_one_token, |gap| gap <= slo.itl_ms_max),
+            itl: gap.map_or(self.has_one_token(), |gap| gap <= slo.itl_ms_max),
         }
     }
     /// Lengths of the gaps that count as stalls.
@@ -133,6 +158,34 @@ mod tests {
                 itl: false
             }
         );
+    }
+
+    #[test]
+    fn the_gaps_of_an_answer_that_came_at_once_are_not_known() {
+        let is_known = |record: &RequestRecord| {
+            let known = record.are_gaps_known();
+            let judged = record.met(&slo(1e9, 50.0)).itl;
+            assert_eq!((record.tpot_ms().is_some(), judged), (known, known), "{record:?}");
+            assert_eq!(
+                record.gaps_ms().count(),
+                if known { record.tokens.len() - 1 } else { 0 }
+            );
+            known
+        };
+        assert!(!is_known(&request(1, &[900; 64])));
+        // The same in three reads of a large answer.
+        let reads: Vec<u64> = (0..96).map(|event| 900 + event / 32).collect();
+        assert!(!is_known(&request(2, &reads)));
+        // Chunk by chunk out of one read.
+        let mut chunks = request(3, &[900; 64]);
+        for (at, token) in (0..).zip(&mut chunks.tokens) {
+            *token += Duration::from_micros(3 * at);
+        }
+        assert!(!is_known(&chunks));
+        // Speculative decoding: two and five tokens a step, also when a step ends the answer.
+        let steps = |tokens: u64| (0..60).map(|token| 10 + 20 * (token / tokens)).collect::<Vec<u64>>();
+        assert!(is_known(&request(4, &steps(2))) && is_known(&request(5, &steps(5))));
+        assert!(is_known(&request(6, &[10, 30, 30])));
     }
 
     #[test]

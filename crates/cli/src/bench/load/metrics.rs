@@ -23,12 +23,16 @@ pub(super) fn samples(run: &Run, metric: Metric) -> Samples {
     }
 }
 
-/// How many requests kept all limits. Only those with a whole answer can; one token alone has no gap, so it keeps them.
+/// How many requests kept all limits. Only those with a whole answer can. One token alone has no gap, so it keeps them; several tokens
+/// whose gaps nobody knows do not, as in `RequestRecord::met`.
 pub(super) fn good(run: &Run, limits: &[(Metric, f64)]) -> usize {
     let keeps = |record: &RequestRecord, metric| match metric {
         Metric::Ttft => record.ttft_ms(),
-        Metric::Tpot => Some(record.tpot_ms().unwrap_or(0.0)),
-        Metric::Itl => Some(Samples::new(record.gaps_ms()).percentile(ITL_PERCENT).unwrap_or(0.0)),
+        // One token has no TPOT, in however many events it came.
+        Metric::Tpot => record.tpot_ms().or((record.output_tokens <= 1).then_some(0.0)),
+        Metric::Itl => Samples::new(record.gaps_ms())
+            .percentile(ITL_PERCENT)
+            .or(without_gap(record)),
         Metric::E2el => Some(record.e2e_ms()),
     };
     let is_good = |record: &&RequestRecord| {
@@ -36,4 +40,32 @@ pub(super) fn good(run: &Run, limits: &[(Metric, f64)]) -> usize {
         limits.iter().all(kept)
     };
     completed(run).filter(is_good).count()
+}
+
+fn without_gap(record: &RequestRecord) -> Option<f64> {
+    record.has_one_token().then_some(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::compare::test_kit::{record, run};
+
+    #[test]
+    fn several_tokens_whose_gaps_nobody_knows_keep_no_limit_of_gaps() {
+        let mut whole = record(1, &[900.0]);
+        whole.output_tokens = 20;
+        let held_back = record(2, &[900.0; 64]);
+        let unknown = run("a", vec![whole, held_back]);
+        for metric in [Metric::Itl, Metric::Tpot] {
+            assert_eq!(good(&unknown, &[(metric, 50.0)]), 0, "{metric:?}");
+        }
+        assert_eq!(good(&unknown, &[(Metric::Ttft, 1000.0)]), 2);
+        let mut known = run("b", vec![record(1, &[5.0]), record(2, &[5.0, 15.0, 15.0])]);
+        assert_eq!(good(&known, &[(Metric::Itl, 50.0), (Metric::Tpot, 50.0)]), 2);
+        known.records[1].tokens[2] += Duration::from_millis(200);
+        assert_eq!(good(&known, &[(Metric::Itl, 50.0)]), 1);
+    }
 }

@@ -179,6 +179,10 @@ fn notes(run: &Run) -> Vec<String> {
     let (events, tokens) = completed(run).fold((0, 0), |(events, tokens), record| {
         (events + record.tokens.len(), tokens + record.output_tokens as usize)
     });
+    let held_back = completed(run).filter(|record| !record.are_gaps_known()).count();
+    if held_back > 0 {
+        notes.push(format!("{held_back} answers came at once: the server or a proxy holds tokens back. Their gaps and TPOT are not known, so they keep no limit of either."));
+    }
     if events < tokens {
         notes.push(format!("{tokens} tokens came in {events} events: the server sends several at once, which hides gaps between tokens."));
     } else if events > tokens {
