@@ -1,12 +1,14 @@
 //! What a table shows of one run. Every figure has its unit in its name, and the four throughputs are never added up.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::comparison::{Resources, Slo};
 use crate::record::{LoopKind, Outcome, RequestRecord, Run, RunPart};
 use crate::statistics::{Distribution, Samples};
+use crate::times::ms;
 
 /// A client that sends later than this at the 99th percentile measures itself, so its run counts for nothing.
 pub const LAG_MS_P99_MAX: f64 = 5.0;
@@ -59,7 +61,8 @@ impl Counts {
     }
 }
 
-/// How late the client sent requests after they were due.
+/// How late the client sent requests after they were due. A request that had to wait for a place (`--max-concurrency`) could be sent only
+/// when one became free, so its lag counts from then. Its latencies count from when it was due.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lag {
     pub ms_p50: f64,
@@ -183,12 +186,10 @@ impl Summary {
 
 impl Lag {
     pub fn of(run: &Run) -> Self {
-        let lags = Samples::new(
-            run.records
-                .iter()
-                .filter(|record| record.is_measured())
-                .map(RequestRecord::lag_ms),
-        );
+        let with_places = run.records.iter().zip(places_free(run));
+        let measured = with_places.filter(|(record, _)| record.is_measured());
+        let lags =
+            Samples::new(measured.map(|(record, free)| ms(record.sent.saturating_sub(record.scheduled.max(free)))));
         let at = |percent: f64| lags.percentile(percent).unwrap_or(0.0);
         Self {
             ms_p50: at(50.0),
@@ -197,6 +198,23 @@ impl Lag {
             is_valid: at(99.0) <= LAG_MS_P99_MAX || are_all_due_at_once(run),
         }
     }
+}
+
+/// For each record, when there was a place for it: 0 without a limit of requests at a time. With a limit, the request that is sent as number
+/// k + limit needs k others to have ended.
+fn places_free(run: &Run) -> Vec<Duration> {
+    let mut free = vec![Duration::ZERO; run.records.len()];
+    let limit = run.environment.get("max_concurrency").and_then(|limit| limit.as_u64());
+    let Some(limit) = limit.filter(|_| run.loop_kind == LoopKind::Open) else {
+        return free;
+    };
+    let mut ends: Vec<Duration> = run.records.iter().map(|record| record.ended).collect();
+    ends.sort_unstable();
+    let mut sent: Vec<usize> = (0..run.records.len()).collect();
+    sent.sort_by_key(|index| run.records[*index].sent);
+    let waiting = sent.into_iter().skip(usize::try_from(limit).unwrap_or(usize::MAX));
+    waiting.zip(ends).for_each(|(index, end)| free[index] = end);
+    free
 }
 
 /// Such requests cannot be sent at once, so their lag is no fault of the client.
@@ -291,7 +309,6 @@ mod tests {
     use super::*;
     use crate::record::{ServerRecord, Usage};
     use crate::test_kit::{later, request, run, slo};
-    use std::time::Duration;
 
     /// One request a second for ten seconds; each has its first token after 100 ms and two gaps of 20 ms.
     fn steady() -> Run {
@@ -356,6 +373,22 @@ mod tests {
         let lag = Summary::of(&late, &slo(1.0, 1.0)).lag;
         assert!(!lag.is_valid);
         assert_eq!((lag.ms_p50, lag.ms_p99, lag.ms_max), (6.0, 6.0, 6.0));
+    }
+
+    #[test]
+    fn a_wait_for_a_place_is_no_lag_and_a_wait_after_it_is() {
+        // Two at a time, each for 300 ms; all are due within 5 ms.
+        let turn = |id: u32| later(request(id, &[100, 300]), f64::from(id / 2) * 300.0);
+        let mut limited = run("limited", (0..8).map(turn).collect());
+        for (at, record) in (0..).zip(&mut limited.records) {
+            record.scheduled = Duration::from_millis(at);
+        }
+        assert!(!Lag::of(&limited).is_valid, "without a limit the client is late");
+        limited.environment.insert("max_concurrency".to_owned(), 2.into());
+        assert_eq!(Lag::of(&limited).ms_max, 0.0);
+        assert_eq!(limited.records[7].e2e_ms(), 1193.0, "latency counts from the due time");
+        limited.records[7].sent += Duration::from_millis(9);
+        assert_eq!(Lag::of(&limited).ms_max, 9.0);
     }
 
     #[test]

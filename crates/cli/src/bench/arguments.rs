@@ -8,7 +8,7 @@ use clap::Args;
 use coordinator::SloConfig;
 use workload::comparison::{Resources, Slo};
 use workload::contract::{Clause, Contract};
-use workload::summary::{PerResource, Summary};
+use workload::summary::{Lag, PerResource, Summary};
 
 use crate::exit::{Exit, WithExit as _};
 
@@ -149,6 +149,16 @@ pub(super) fn clause_lines(clauses: &[Clause]) -> String {
     clauses.iter().map(line).collect()
 }
 
+/// The status that a contract gives a run; without a contract nothing is asked. A client that was late offered less than the load has, so
+/// its figures decide nothing.
+pub(super) fn status(clauses: &[Clause], lag: &Lag) -> Exit {
+    match (clauses.is_empty(), lag.is_valid, is_met(clauses)) {
+        (true, _, _) | (false, true, true) => Exit::Ok,
+        (false, true, false) => Exit::NotMet,
+        (false, false, _) => Exit::NoVerdict,
+    }
+}
+
 /// Whether every limit is met.
 pub(super) fn is_met(clauses: &[Clause]) -> bool {
     clauses.iter().all(|clause| clause.is_met)
@@ -157,6 +167,28 @@ pub(super) fn is_met(clauses: &[Clause]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_late_client_gives_a_contract_no_verdict() {
+        let clause = |is_met| Clause {
+            name: "ttft_ms_p95_max".to_owned(),
+            limit: 1.0,
+            measured: Some(1.0),
+            is_met,
+        };
+        let lag = |is_valid| Lag {
+            ms_p50: 0.0,
+            ms_p99: 9.0,
+            ms_max: 9.0,
+            is_valid,
+        };
+        assert_eq!(status(&[clause(true)], &lag(true)), Exit::Ok);
+        assert_eq!(status(&[clause(true), clause(false)], &lag(true)), Exit::NotMet);
+        for is_met in [true, false] {
+            assert_eq!(status(&[clause(is_met)], &lag(false)), Exit::NoVerdict);
+        }
+        assert_eq!(status(&[], &lag(false)), Exit::Ok);
+    }
 
     #[test]
     fn an_slo_is_a_name_or_two_limits() {

@@ -15,15 +15,15 @@ use workload::record::Run;
 use workload::shapes::named::MatrixRow;
 use workload::trace::Trace;
 
-use super::arguments::{Judge, JudgeArgs, is_met, positive};
+use super::arguments::{Judge, JudgeArgs, positive};
 use super::interrupt::{is_cut, until_interrupted};
 use super::load::plan::{LoadPlan, Pace};
 use super::measure::measure;
 use super::point::{Point, table};
 use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
-use crate::stdout::print_result;
 use crate::http;
+use crate::stdout::print_result;
 use crate::terminal::{Terminal, say};
 
 const EXAMPLES: &str = "\
@@ -148,11 +148,13 @@ pub fn run(args: &MatrixArgs) -> anyhow::Result<Exit> {
         table(&points, |_| "", Terminal::stdout()),
         args.out.display()
     ))?;
-    Ok(match (is_whole, points.iter().all(|point| is_met(&point.contract))) {
-        (false, _) => Exit::Interrupted,
-        (true, true) => Exit::Ok,
-        (true, false) => Exit::NotMet,
-    })
+    Ok(if is_whole { judged(&points) } else { Exit::Interrupted })
+}
+
+/// Every row must meet the contract.
+fn judged(points: &[Point]) -> Exit {
+    let of = |wanted: Exit| points.iter().any(|point| point.status() == wanted).then_some(wanted);
+    of(Exit::NotMet).or(of(Exit::NoVerdict)).unwrap_or(Exit::Ok)
 }
 
 /// All rows, and whether nobody ended it before.

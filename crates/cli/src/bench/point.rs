@@ -7,7 +7,8 @@ use workload::saturation::OverSaturation;
 use workload::statistics::Distribution;
 use workload::summary::{PerResource, Summary};
 
-use super::arguments::{Judge, is_met};
+use super::arguments::{Judge, is_met, status};
+use crate::exit::Exit;
 use crate::observe::table::{Cell, Table};
 use crate::terminal::{Paint, Terminal};
 
@@ -39,6 +40,10 @@ impl Point {
             contract: judge.clauses(&summary),
             summary,
         }
+    }
+    /// What the contract says of it.
+    pub fn status(&self) -> Exit {
+        status(&self.contract, &self.summary.lag)
     }
     /// What a reader must know of it beside its figures.
     fn notes(&self, mark: &str) -> String {

@@ -111,15 +111,14 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<Exit> {
         }
     }
     report.print(args.json)?;
-    Ok(exit(&sweep, report.is_met()))
+    Ok(exit(&sweep, report.status()))
 }
 
-fn exit(sweep: &Sweep, is_met: bool) -> Exit {
-    match (sweep.is_cut, sweep.client_late_at, is_met) {
-        (true, _, _) => Exit::Interrupted,
-        (false, Some(_), _) => Exit::NoVerdict,
-        (false, None, true) => Exit::Ok,
-        (false, None, false) => Exit::NotMet,
+fn exit(sweep: &Sweep, judged: Exit) -> Exit {
+    match (sweep.is_cut, sweep.client_late_at) {
+        (true, _) => Exit::Interrupted,
+        (false, Some(_)) => Exit::NoVerdict,
+        (false, None) => judged,
     }
 }
 

@@ -91,7 +91,7 @@ async fn the_knee_of_a_queue_lies_below_its_capacity() {
     };
     assert!((47.5..=50.5).contains(&rate) && failed_at > rate, "{rate} {failed_at}");
     let report = SweepReport::of(&args, &judge(&args), &sweep);
-    assert!(report.is_met());
+    assert_eq!(report.status(), Exit::Ok);
     let json = serde_json::to_value(&report).expect("JSON");
     assert_eq!(json["knee"]["found"], "at");
 }
@@ -123,13 +123,27 @@ async fn a_client_that_sends_late_ends_the_search_and_keeps_its_points() {
     let sweep = find_knee(&args, &judge(&args), 10.0, late_client).await.expect("runs");
     assert_eq!((sweep.knee, sweep.client_late_at), (None, Some(20.0)));
     let report = SweepReport::of(&args, &judge(&args), &sweep);
-    assert_eq!(exit(&sweep, report.is_met()), Exit::NoVerdict);
+    assert_eq!(exit(&sweep, report.status()), Exit::NoVerdict);
     let json = serde_json::to_value(&report).expect("JSON");
     assert_eq!(json["points"][0]["summary"]["lag"]["is_valid"], true);
     assert_eq!(json["points"][1]["summary"]["lag"]["is_valid"], false);
     assert_eq!(json["client_late_at"], 20.0);
     // The late point is no failure of the server.
     assert_eq!(json["bends"], json!([]));
+}
+
+#[tokio::test]
+async fn a_load_of_a_late_client_meets_no_contract() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("contract.toml");
+    std::fs::write(&file, "ttft_ms_p95_max = 100000\n").expect("a file");
+    let status = async |rates: &str| {
+        let args = args(&["--rates", rates, "--contract", file.to_str().expect("a path")]);
+        let sweep = settings(&args, &judge(&args), late_client).await.expect("runs");
+        SweepReport::of(&args, &judge(&args), &sweep).status()
+    };
+    assert_eq!(status("20").await, Exit::NoVerdict);
+    assert_eq!(status("10,20").await, Exit::Ok);
 }
 
 /// The bends of a sweep in which requests come evenly and wait for nobody up to 50 requests a second.
@@ -171,12 +185,12 @@ async fn without_flags_there_are_four_loads_and_each_run_warns_of_its_closed_loo
 async fn a_contract_decides_the_exit_status_and_names_the_next_step() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("contract.toml");
-    for (limit, is_met, step) in [(1000, true, "stop"), (10, false, "ttft")] {
+    for (limit, status, step) in [(1000, Exit::Ok, "stop"), (10, Exit::NotMet, "ttft")] {
         std::fs::write(&file, format!("ttft_ms_p95_max = {limit}\n")).expect("a file");
         let args = args(&["--users", "1", "--contract", file.to_str().expect("a path")]);
         let sweep = settings(&args, &judge(&args), queue).await.expect("runs");
         let report = SweepReport::of(&args, &judge(&args), &sweep);
-        assert_eq!(report.is_met(), is_met);
+        assert_eq!(report.status(), status);
         assert_eq!(serde_json::to_value(&report).expect("JSON")["next_step"]["step"], step);
     }
 }

@@ -12,7 +12,7 @@ use workload::arrivals::Arrivals;
 use workload::comparison::{Slo, TuningPoint};
 use workload::record::Run;
 use workload::shapes::{Length, Mix};
-use workload::summary::Summary;
+use workload::summary::{Lag, Summary};
 
 use super::arguments::{SloArg, positive};
 use super::interrupt::{is_cut, until_interrupted};
@@ -20,9 +20,9 @@ use super::load::plan::LoadPlan;
 use super::measure::{leave_out_edges, measure, write_json};
 use super::server::WARM_UP_REQUESTS;
 use crate::exit::{Exit, ExitError, WithExit as _};
-use crate::stdout::print_result;
 use crate::local_cluster::{ClusterSettings, LocalCluster, LocalClusterOptions};
 use crate::observe::table::{Cell, Table};
+use crate::stdout::print_result;
 use crate::terminal::{Paint, Terminal, say};
 use crate::topology::Topology;
 
@@ -152,7 +152,11 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
         true => format!("{}\n", serde_json::to_string_pretty(&tuning)?),
         false => text(&tuning, Terminal::stdout()),
     })?;
-    Ok(if is_whole { Exit::Ok } else { Exit::Interrupted })
+    Ok(match tuning.points.iter().any(|point| point.is_chosen) {
+        _ if !is_whole => Exit::Interrupted,
+        true => Exit::Ok,
+        false => Exit::NoVerdict,
+    })
 }
 
 fn model_of(args: &TuneArgs) -> anyhow::Result<PathBuf> {
@@ -166,7 +170,7 @@ async fn tune(
     mut measured: impl AsyncFnMut(Knobs) -> anyhow::Result<Option<Run>>,
 ) -> anyhow::Result<(Vec<TuningPoint>, bool)> {
     let slo = &args.slo.0;
-    let mut points: Vec<(Knobs, TuningPoint)> = Vec::new();
+    let mut points: Vec<Tried> = Vec::new();
     let start = Knobs::of(&args.settings);
     let mut is_whole = true;
     let targets: &[u32] = match matches!(args.topology, Topology::CoLocated { .. }) {
@@ -178,10 +182,10 @@ async fn tune(
         (Knob::MaxNumSeqs, &args.try_max_num_seqs),
         (Knob::ItlTargetMs, targets),
     ] {
-        let from = best(&points, slo).map_or(start, |at| points[at].0);
+        let from = best(&points, slo).map_or(start, |at| points[at].knobs);
         for value in values.iter().copied() {
             let knobs = from.with(knob, value);
-            if points.iter().any(|(before, _)| *before == knobs) {
+            if points.iter().any(|before| before.knobs == knobs) {
                 continue;
             }
             let Some(run) = measured(knobs).await? else {
@@ -189,17 +193,31 @@ async fn tune(
                 break 'knobs;
             };
             let point = point(knobs, &run, slo);
-            say!("{}: goodput {:.2} requests/s", words(&point.settings), point.goodput);
-            points.push((knobs, point));
+            let is_client_late = !Lag::of(&run).is_valid;
+            let late = if is_client_late {
+                "; the client was late, so this point is not chosen"
+            } else {
+                ""
+            };
+            say!(
+                "{}: goodput {:.2} requests/s{late}",
+                words(&point.settings),
+                point.goodput
+            );
+            points.push(Tried {
+                knobs,
+                point,
+                is_client_late,
+            });
         }
     }
     let chosen = best(&points, slo);
     let points = points.into_iter().enumerate();
     Ok((
         points
-            .map(|(at, (_, point))| TuningPoint {
+            .map(|(at, tried)| TuningPoint {
                 is_chosen: Some(at) == chosen,
-                ..point
+                ..tried.point
             })
             .collect(),
         is_whole,
@@ -227,19 +245,26 @@ fn point(knobs: Knobs, run: &Run, slo: &Slo) -> TuningPoint {
     }
 }
 
-/// The highest goodput; among those that are about as high, the one whose worse p99 is farthest below its limit.
-fn best(points: &[(Knobs, TuningPoint)], slo: &Slo) -> Option<usize> {
-    let highest = points.iter().map(|(_, point)| point.goodput).fold(0.0, f64::max);
+/// One point as it was measured.
+struct Tried {
+    knobs: Knobs,
+    point: TuningPoint,
+    /// The run says nothing about the nodes then.
+    is_client_late: bool,
+}
+
+/// The highest goodput; among those that are about as high, the one whose worse p99 is farthest below its limit. `None`: the client was
+/// late at every point.
+fn best(points: &[Tried], slo: &Slo) -> Option<usize> {
+    let on_time = || points.iter().enumerate().filter(|(_, tried)| !tried.is_client_late);
+    let highest = on_time().map(|(_, tried)| tried.point.goodput).fold(0.0, f64::max);
     let strain = |point: &TuningPoint| match point.ttft_ms_p99 > 0.0 {
         true => (point.ttft_ms_p99 / slo.ttft_ms_max).max(point.itl_ms_p99 / slo.itl_ms_max),
         // Nothing was answered.
         false => f64::INFINITY,
     };
-    let near = points
-        .iter()
-        .enumerate()
-        .filter(|(_, (_, point))| point.goodput >= highest * (1.0 - EQUAL_SHARE));
-    near.min_by(|a, b| strain(&a.1.1).total_cmp(&strain(&b.1.1)))
+    let near = on_time().filter(|(_, tried)| tried.point.goodput >= highest * (1.0 - EQUAL_SHARE));
+    near.min_by(|a, b| strain(&a.1.point).total_cmp(&strain(&b.1.point)))
         .map(|(at, _)| at)
 }
 
@@ -311,7 +336,13 @@ fn text(tuning: &Tuning, terminal: Terminal) -> String {
         "{} at {} requests/s offered, SLO {}\n",
         tuning.topology, tuning.rate, tuning.slo.name
     );
-    table.render(terminal) + &offered
+    let late = match tuning.points.is_empty() || tuning.points.iter().any(|point| point.is_chosen) {
+        true => "",
+        false => {
+            "No point is chosen: the client was late at each of them. Give it a core of its own, or a lower rate.\n"
+        }
+    };
+    table.render(terminal) + &offered + late
 }
 
 #[cfg(test)]

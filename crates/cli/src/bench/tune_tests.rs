@@ -110,6 +110,31 @@ async fn of_equal_goodputs_the_one_with_more_room_is_chosen_and_ctrl_c_keeps_wha
 }
 
 #[tokio::test]
+async fn a_point_of_a_late_client_is_not_chosen() {
+    let args = args(&["--try-max-num-batched-tokens", "64,128", "--try-max-num-seqs", "4"]);
+    let late = |mut run: Run| {
+        for record in &mut run.records {
+            record.sent += Duration::from_millis(50);
+        }
+        run
+    };
+    let chosen = |points: Vec<TuningPoint>| points.iter().position(|point| point.is_chosen);
+    let (points, _) = tune(&args, async |knobs: Knobs| {
+        Ok(Some(match knobs.max_num_batched_tokens {
+            Some(64) => run(5, 100),
+            _ => late(run(10, 100)),
+        }))
+    })
+    .await
+    .expect("points");
+    assert_eq!(chosen(points), Some(0));
+    let (points, _) = tune(&args, async |_: Knobs| Ok(Some(late(run(10, 100)))))
+        .await
+        .expect("points");
+    assert_eq!(chosen(points), None);
+}
+
+#[tokio::test]
 async fn the_time_of_a_step_is_tried_last_and_only_where_nodes_compute_prompts_and_decode() {
     let targets_on = async |topology: &str| {
         let args = args(&[

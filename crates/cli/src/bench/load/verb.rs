@@ -19,7 +19,7 @@ use super::plan::{Endpoint, LoadPlan, Observer, Pace, Server};
 use super::result_json::{Labels, result};
 use super::traffic::{Traffic, traffic};
 use super::{csv_file, run_with_texts, screen};
-use crate::bench::arguments::{clause_lines, is_met};
+use crate::bench::arguments::{clause_lines, status};
 use crate::bench::interrupt::{is_cut, until_interrupted};
 use crate::exit::{Exit, WithExit as _};
 use crate::stdout::print_result;
@@ -67,8 +67,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
     let has_answer = done.run.records.iter().any(|record| record.is_completed());
     Ok(match (is_cut(&done.run), has_answer) {
         (true, _) => Exit::Interrupted,
-        (false, true) if !is_met(&clauses) => Exit::NotMet,
-        (false, true) => Exit::Ok,
+        (false, true) => status(&clauses, &summary.lag),
         (false, false) => Exit::Failure,
     })
 }

@@ -14,6 +14,7 @@ use super::plan::{Load, Setting};
 use super::{Sweep, SweepArgs};
 use crate::bench::arguments::{Judge, is_met};
 use crate::bench::point::{Point, table};
+use crate::exit::Exit;
 use crate::stdout::print_result;
 use crate::terminal::Terminal;
 
@@ -79,16 +80,20 @@ impl SweepReport {
         }
     }
 
-    /// Whether some load (the knee, where one was looked for) meets the contract. True without a contract.
-    pub fn is_met(&self) -> bool {
+    /// What the contract says: some load (the knee, where one was looked for) must meet it.
+    pub fn status(&self) -> Exit {
+        let best = |points: &mut dyn Iterator<Item = &Point>| {
+            let statuses: Vec<Exit> = points.map(Point::status).collect();
+            let of = |wanted: Exit| statuses.contains(&wanted).then_some(wanted);
+            of(Exit::Ok).or(of(Exit::NoVerdict)).unwrap_or(Exit::NotMet)
+        };
         match self.knee {
-            _ if !self.has_contract => true,
-            Some(Knee::At { rate, .. } | Knee::Above { rate }) => self
-                .points
-                .iter()
-                .any(|point| point.is_at(rate) && is_met(&point.contract)),
-            Some(_) => false,
-            None => self.points.iter().any(|point| is_met(&point.contract)),
+            _ if !self.has_contract => Exit::Ok,
+            Some(Knee::At { rate, .. } | Knee::Above { rate }) => {
+                best(&mut self.points.iter().filter(|point| point.is_at(rate)))
+            }
+            Some(_) => Exit::NotMet,
+            None => best(&mut self.points.iter()),
         }
     }
 
