@@ -7,14 +7,13 @@ use std::time::Duration;
 use identity::Identity;
 use proto::messages::{OpenRequest, PrefillRequest};
 use service_runtime::clock::Clock;
-use service_runtime::event_log::{self, Step};
+use service_runtime::event_log;
 use service_runtime::failpoints::{self, FaultPoint};
 use service_runtime::shutdown::Shutdown;
 use service_runtime::telemetry::opentelemetry::KeyValue;
 use service_runtime::telemetry::{self, MeasuredSpan, opentelemetry};
 use serving_core::cluster::{
-    Change, ClusterAction, ClusterEvent, FinishedBy, LastDecodeNode, Leg, Phase, PlacementFacts, Transition,
-    WhenUnsplit,
+    ClusterAction, ClusterEvent, FinishedBy, LastDecodeNode, Leg, PlacementFacts, Transition, WhenUnsplit,
 };
 use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, Request, RequestError};
@@ -271,7 +270,7 @@ impl ControlLoop {
             let now = Clock::now();
             let actions = self.cluster.apply(now, event);
             for Transition { key, change } in self.cluster.transitions() {
-                event_log::record(*key, || step_of(*change));
+                event_log::record(*key, || (*change).into());
             }
             for action in actions {
                 events.extend(self.carry_out(now, action));
@@ -494,17 +493,5 @@ async fn sleep_until(wake: Option<tokio::time::Instant>) {
     match wake {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
-    }
-}
-
-fn step_of(change: Change) -> Step {
-    let name = |phase: Phase| phase.name().to_owned();
-    match change {
-        Change::Arrived => Step::Arrived,
-        Change::Phase { from, to } => Step::Phase {
-            from: name(from),
-            to: name(to),
-        },
-        Change::Ended => Step::Ended,
     }
 }

@@ -15,8 +15,8 @@ pub enum Exit {
     NotMet = 3,
     /// No server answered at the given address.
     Unreachable = 4,
-    /// A comparison has no verdict: it is incomplete, or a field of its fairness list is missing. A sweep has no knee: the client
-    /// sent late.
+    /// A comparison has no verdict: it is incomplete, or a field of its fairness list is missing. A sweep has no knee, or a contract is not
+    /// judged: the client sent late.
     NoVerdict = 5,
     /// Ended by Ctrl-C: 128 + SIGINT, as shells expect.
     Interrupted = 130,

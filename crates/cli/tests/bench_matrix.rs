@@ -53,6 +53,18 @@ async fn matrix(server: &ScriptedServer, folder: &Path, more: &[&str]) -> (Optio
     )
 }
 
+/// For each row, whether the client was late in it, as it may be on a busy machine: a contract is not judged there.
+fn late_rows(folder: &Path) -> Vec<bool> {
+    let files = std::fs::read_dir(folder.join("matrix")).expect("the folder");
+    let paths = files.map(|entry| entry.expect("an entry").path());
+    let rows = paths.filter(|path| path.extension().is_some_and(|ending| ending == "json"));
+    rows.map(|path| {
+        let row: serde_json::Value = serde_json::from_slice(&std::fs::read(path).expect("a row")).expect("JSON");
+        row["point"]["summary"]["lag"]["is_valid"] == false
+    })
+    .collect()
+}
+
 #[tokio::test]
 async fn a_matrix_is_a_folder_that_explains_itself() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -69,7 +81,8 @@ async fn a_matrix_is_a_folder_that_explains_itself() {
         "B is slower",
     ];
     let (status, stderr) = matrix(&server, folder.path(), &flags).await;
-    assert_eq!(status, Some(0), "{stderr}");
+    let is_late = late_rows(folder.path()).contains(&true);
+    assert_eq!(status, Some(if is_late { 5 } else { 0 }), "{stderr}");
     let out = folder.path().join("matrix");
     let mut files: Vec<String> = std::fs::read_dir(&out)
         .expect("the folder")
@@ -134,7 +147,8 @@ async fn a_contract_that_no_server_meets_is_exit_status_3_and_a_server_that_tell
     let server = server().await;
     let contract = contract.to_str().expect("a path");
     let (status, stderr) = matrix(&server, folder.path(), &["--context", "128", "--contract", contract]).await;
-    assert_eq!(status, Some(3), "{stderr}");
+    let is_late = !late_rows(folder.path()).contains(&false);
+    assert_eq!(status, Some(if is_late { 5 } else { 3 }), "{stderr}");
     let (status, stderr) = matrix(&server, folder.path(), &[]).await;
     assert_eq!(status, Some(2), "{stderr}");
     assert!(stderr.contains("--context"), "{stderr}");

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use serving_core::cluster::{Change, Phase};
 use serving_core::ids::{NodeEpoch, TransferId};
 use serving_core::request::AttemptKey;
 use thiserror::Error;
@@ -46,6 +47,20 @@ pub enum Step {
     Failed { cause: String },
     /// Either node: the other end of the attempt's stream went away.
     Cancelled,
+}
+
+impl From<Change> for Step {
+    fn from(change: Change) -> Self {
+        let name = |phase: Phase| phase.name().to_owned();
+        match change {
+            Change::Arrived => Step::Arrived,
+            Change::Phase { from, to } => Step::Phase {
+                from: name(from),
+                to: name(to),
+            },
+            Change::Ended => Step::Ended,
+        }
+    }
 }
 
 /// One line. `request_id` and `attempt` are absent where only the transfer is known.

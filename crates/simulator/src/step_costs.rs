@@ -39,7 +39,7 @@ pub struct StepCosts {
     /// Coefficient of variation of the time of a step that only decodes; 0: none.
     #[serde(default)]
     pub variation: f64,
-    /// The same for a step with prompt tokens. It takes much longer, so that short disturbances even out.
+    /// The same for a prompt, whose chunks vary together. It takes much longer than such a step, so that short disturbances even out.
     #[serde(default)]
     pub prompt_variation: f64,
     #[serde(default)]

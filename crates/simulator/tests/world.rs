@@ -122,6 +122,35 @@ fn steps_after_a_prompt_or_a_pause_take_more_until_the_weights_are_in_the_caches
 }
 
 #[test]
+fn a_prompt_takes_longer_or_shorter_as_a_whole_however_many_chunks_it_has() {
+    let ttfts = |chunk_tokens, is_first_asked_before: bool| {
+        let lone = (1..20).map(|number| Planned::at(number * 5_000).tokens(512, 1));
+        let before = Planned::at(0).tokens(if is_first_asked_before { 40 } else { 512 }, 3);
+        let planned: Vec<Planned> = [before].into_iter().chain(lone).collect();
+        let mut scenario = scenario("1c", &planned);
+        scenario.nodes.limits.max_batch_tokens = chunk_tokens;
+        let costs = &mut scenario.costs;
+        (costs.step.fixed_seconds, costs.overheads.loop_seconds) = (0.0, 0.0);
+        costs.step.draw_seconds = 0.0;
+        costs.step.prompt_variation = 0.3;
+        let records = run(&scenario).run.records;
+        let ttfts: Vec<f64> = records[1..].iter().map(ttft_ms).collect();
+        ttfts
+    };
+    let whole = ttfts(512, false);
+    let spread = whole.iter().copied().fold(0.0, f64::max) - whole.iter().copied().fold(f64::MAX, f64::min);
+    assert!(spread > 100.0, "they vary: {whole:?}");
+    for (other, what) in [
+        (ttfts(64, false), "eight chunks"),
+        (ttfts(512, true), "other steps before"),
+    ] {
+        for (whole, other) in whole.iter().zip(other) {
+            assert_close(other, *whole, what);
+        }
+    }
+}
+
+#[test]
 fn nodes_of_one_machine_slow_each_other_down() {
     let planned = [Planned::at(0).tokens(100, 1), Planned::at(0).tokens(100, 1)];
     let mut shared = scenario("2c", &planned);

@@ -10,6 +10,9 @@ use super::prompts::output_token;
 use crate::arithmetic::{factor, keyed, seconds};
 use crate::costs::StepShape;
 
+/// The stream of draws that each prompt has one of, whichever node computes it. Nodes have streams of their own, from 2 on.
+const OF_PROMPTS: u64 = u64::MAX;
+
 impl World<'_> {
     /// One round of the loop: permits, a step, what is told of both.
     pub(super) fn turn(&mut self, node: usize) {
@@ -63,7 +66,12 @@ impl World<'_> {
             }
         }
         let costs = &self.scenario.costs;
-        let bits = keyed(self.scenario.seed, node as u64 + 2, own.steps);
+        let first_prompt = plan.rows().iter().find(|row| row.token_count > 1);
+        let bits = match first_prompt.map(|row| row.key.request.0 as u64) {
+            // How long a prompt takes varies, not each of its chunks: the costs are fitted to prompts of one step.
+            Some(prompt) => keyed(self.scenario.seed, OF_PROMPTS, prompt),
+            None => keyed(self.scenario.seed, node as u64 + 2, own.steps),
+        };
         let typical = costs.step.seconds(&shape) + own.cold_seconds(&shape, now, &costs.step.cold);
         let computing = typical * factor(bits, costs.step.variation_of(&shape));
         own.steps += 1;
