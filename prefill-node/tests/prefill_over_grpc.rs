@@ -282,6 +282,35 @@ async fn a_refused_transfer_fails_the_request_and_frees_its_blocks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_handoff_that_the_decode_node_ends_because_its_client_has_gone_has_not_failed() {
+    let mut prefill = Prefill::start(NodeSpec {
+        step: Duration::from_millis(50),
+        ..NodeSpec::default()
+    })
+    .await;
+    let mut decode = Decode::start(Script::Commit, prefill.compatibility.clone()).await;
+    for (number, reason) in [(1, "cancelled"), (2, "reservation_expired")] {
+        let request = request(number, 640, 8);
+        let ticket = decode.ticket(&prefill, &request, 0);
+        let events = prefill.send(prefill.message(request, Some(ticket.clone()))).await;
+        decode.until(|recorded| recorded.begun.contains(&ticket.transfer)).await;
+        assert!(decode.receiver.abort(ticket.transfer, reason));
+        assert_eq!(failed(&events.rest().await).fault, NodeFault::Transfer);
+        prefill.until_at_rest(Duration::from_secs(1)).await;
+    }
+    let page = prefill.scrape();
+    let count = |name: &str| {
+        let mut lines = page.lines().filter(|line| line.starts_with(name));
+        lines.next().and_then(|line| line.rsplit(' ').next()).map(str::to_owned)
+    };
+    let failures =
+        "baton_kv_transfer_failures_total{transport=\"grpc\",src_role=\"prefill\",reason=\"aborted_by_peer\"}";
+    assert_eq!(count(failures).as_deref(), Some("1"), "{page}");
+    let cancelled = "baton_handoffs_total{transport=\"grpc\",outcome=\"cancelled\"}";
+    assert_eq!(count(cancelled).as_deref(), Some("1"), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_never_acks_runs_into_the_hold_deadline() {
     let mut prefill = Prefill::start(NodeSpec {
         hold_ms: 200,

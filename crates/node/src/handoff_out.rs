@@ -374,6 +374,12 @@ impl Driver {
         let (metrics, transport) = (&self.handoffs.metrics, self.transport());
         match driven {
             Ok(report) => metrics.handoff_done((transport, "handed_over"), report.kv_bytes, report.moving),
+            // The decode node heard first that the client has gone.
+            Err(Stop::Failed(TransferError::AbortedByPeer { reason, .. }))
+                if reason == AbortReason::Cancelled.name() =>
+            {
+                metrics.handoff(transport, AbortReason::Cancelled.name());
+            }
             Err(Stop::Failed(error)) => metrics.transfer_failed(transport, error.name()),
             Err(Stop::Aborted(AbortReason::HoldExpired)) => metrics.transfer_failed(transport, "hold_expired"),
             Err(Stop::Aborted(reason)) => metrics.handoff(transport, reason.name()),

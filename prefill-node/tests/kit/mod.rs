@@ -281,6 +281,7 @@ pub struct Decode {
     pub id: NodeId,
     address: String,
     sink: Arc<RecordingSink>,
+    pub receiver: Arc<Receiver>,
     /// Its own, so that killing it closes every connection as the end of a process does.
     runtime: Option<Runtime>,
     next_transfer: u128,
@@ -315,6 +316,7 @@ impl Decode {
             .enable_all()
             .build()
             .unwrap();
+        let kept = receiver.clone();
         let serving = runtime.spawn(async move {
             let (listener, address) = serve::bind("127.0.0.1:0").await.unwrap();
             serve_routes(listener, routes, Arc::default());
@@ -331,6 +333,7 @@ impl Decode {
             address: address.to_string(),
             _transports: transports,
             sink,
+            receiver: kept,
             runtime: Some(runtime),
             next_transfer: 1,
             next_block: 100,
