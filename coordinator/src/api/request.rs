@@ -8,7 +8,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serving_core::ids::TokenId;
-use serving_core::request::SamplingParams;
+use serving_core::request::{REPETITION_PENALTY_MIN, SamplingParams};
 
 use super::AppState;
 use super::constraint::{ConstraintFields, GivenConstraint, ResponseFormat, Schema, StructuredOutputs, Texts};
@@ -365,8 +365,8 @@ impl GenerateFields {
 
     fn sampling(&self, vocab_size: u32) -> Result<SamplingParams, ApiError> {
         let repetition_penalty = self.repetition_penalty.map_or(1.0, |penalty| penalty.0);
-        if repetition_penalty <= 0.0 {
-            let message = "`repetition_penalty` must be above 0; 1 turns it off.";
+        if repetition_penalty < REPETITION_PENALTY_MIN {
+            let message = format!("`repetition_penalty` must be at least {REPETITION_PENALTY_MIN}; 1 turns it off.");
             return Err(ApiError::invalid("repetition_penalty", message));
         }
         Ok(SamplingParams {

@@ -37,6 +37,9 @@ pub struct QueueShare {
     pub weight: NonZeroU32,
 }
 
+/// Logits are divided by it. A model's are far below 1e36, so none leaves the range of f32 by that.
+pub const REPETITION_PENALTY_MIN: f32 = 0.01;
+
 /// How output tokens are drawn. `temperature == 0` is greedy, ties broken by the lowest token id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
@@ -50,6 +53,7 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     pub frequency_penalty: f32,
     /// 1 is off. Counts prompt and output tokens, as in the CTRL paper (arXiv 1909.05858) and vLLM.
+    /// At least [`REPETITION_PENALTY_MIN`].
     pub repetition_penalty: f32,
     /// Added to the logits before anything else; sorted by token id, ids unique.
     pub logit_bias: Vec<(TokenId, f32)>,
@@ -299,7 +303,7 @@ pub enum RequestError {
     )]
     RuledOut,
     /// Nothing of it ran: as [`RejectReason::QueueTimeout`], but nodes were asked.
-    #[error("every node that was asked in {waited_ms} ms refused the request for want of room")]
+    #[error("every node that was asked in {waited_ms} ms refused the request")]
     NoRoom { waited_ms: u64 },
 }
 

@@ -58,6 +58,22 @@ fn each_bad_field_of_a_request_is_named() {
 }
 
 #[test]
+fn numbers_that_would_take_a_logit_out_of_range_are_refused() {
+    assert_eq!(
+        broken_sampling(|s| s.repetition_penalty = 2e-38),
+        "request.sampling.repetition_penalty"
+    );
+    assert_eq!(
+        broken_sampling(|s| s.frequency_penalty = f32::MIN),
+        "request.sampling.frequency_penalty"
+    );
+    assert_eq!(
+        broken_sampling(|s| s.presence_penalty = f32::MIN),
+        "request.sampling.presence_penalty"
+    );
+}
+
+#[test]
 fn each_bad_number_of_the_sampling_is_named() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0] {
         assert_eq!(broken_sampling(|s| s.temperature = bad), "request.sampling.temperature");

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serving_core::ids::{Attempt, CacheTenant, PrefixSalt, TokenId};
-use serving_core::request::{Lane, OutputConstraint, OutputGrammar, Request, SamplingParams, StopConditions};
+use serving_core::request::{
+    Lane, OutputConstraint, OutputGrammar, REPETITION_PENALTY_MIN, Request, SamplingParams, StopConditions,
+};
 
-use super::{ConvertError, Result, at_most, finite, id_to_wire, nanos, request_id, required};
+use super::{ConvertError, Result, at_most, id_to_wire, nanos, request_id, required};
 use crate::v1;
 
 /// Far above any context length in reach. The message size limit is reached first.
@@ -220,7 +222,12 @@ fn sampling_from_wire(wire: v1::SamplingParams) -> Result<SamplingParams> {
     }
     let logit_bias = bias
         .into_iter()
-        .map(|entry| Ok((TokenId(entry.token), finite(entry.bias, "request.sampling.logit_bias")?)))
+        .map(|entry| {
+            Ok((
+                TokenId(entry.token),
+                within(entry.bias, Span::MODERATE, "request.sampling.logit_bias")?,
+            ))
+        })
         .collect::<Result<Vec<_>>>()?;
     if wire.top_k == Some(0) {
         return Err(ConvertError::OutOfRange {
@@ -234,11 +241,19 @@ fn sampling_from_wire(wire: v1::SamplingParams) -> Result<SamplingParams> {
         top_k: wire.top_k,
         top_p: within(wire.top_p, Span::UNIT, "request.sampling.top_p")?,
         min_p: within(wire.min_p, Span::UNIT, "request.sampling.min_p")?,
-        presence_penalty: finite(wire.presence_penalty, "request.sampling.presence_penalty")?,
-        frequency_penalty: finite(wire.frequency_penalty, "request.sampling.frequency_penalty")?,
+        presence_penalty: within(
+            wire.presence_penalty,
+            Span::MODERATE,
+            "request.sampling.presence_penalty",
+        )?,
+        frequency_penalty: within(
+            wire.frequency_penalty,
+            Span::MODERATE,
+            "request.sampling.frequency_penalty",
+        )?,
         repetition_penalty: within(
             wire.repetition_penalty,
-            Span::POSITIVE,
+            Span::REPETITION_PENALTY,
             "request.sampling.repetition_penalty",
         )?,
         logit_bias,
@@ -262,10 +277,16 @@ impl Span {
         most: 1.0,
         words: "0 to 1",
     };
-    const POSITIVE: Span = Span {
-        least: f32::MIN_POSITIVE,
+    const REPETITION_PENALTY: Span = Span {
+        least: REPETITION_PENALTY_MIN,
         most: f32::MAX,
-        words: "above 0",
+        words: "0.01 and up",
+    };
+    /// What is added to a logit, or taken from it for each of up to millions of tokens. No logit leaves the range of f32 by it.
+    const MODERATE: Span = Span {
+        least: -1e6,
+        most: 1e6,
+        words: "-1e6 to 1e6",
     };
 }
 

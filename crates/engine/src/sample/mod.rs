@@ -68,7 +68,7 @@ pub enum SampleError {
     #[error("a row of {logits} logits was given to a sampler for {vocab_size}")]
     WrongLength { logits: usize, vocab_size: usize },
     #[error(
-        "no token may be drawn: every one is masked; check min_tokens, stop_token_ids and what constrains the output"
+        "no token may be drawn: every one is masked, or a bias or a penalty takes one beyond what a number holds; check min_tokens, stop_token_ids and what constrains the output"
     )]
     NothingLeft,
     #[error("token {token} is not in the vocabulary of {vocab_size}")]
@@ -129,7 +129,8 @@ impl Sampler {
             Some(allowed) => best_allowed(input, logits, allowed),
             None => scan::largest(logits),
         };
-        if best.0 == f32::NEG_INFINITY {
+        // A weight is a difference to the best logit, so that one must be a number.
+        if best.0.is_infinite() {
             return Err(SampleError::NothingLeft);
         }
         let token = if input.params.temperature > 0.0 {

@@ -345,6 +345,12 @@ fn unusable_rows_are_errors() {
         Err(SampleError::NothingLeft)
     );
     assert_eq!(plain.try_sample(&[], 0), Err(SampleError::NothingLeft));
+    // A penalty that no coordinator lets through.
+    for (temperature, top_p) in [(0.0, 1.0), (1.0, 1.0), (1.0, 0.5)] {
+        let mut tiny = case(|p| (p.temperature, p.top_p, p.repetition_penalty) = (temperature, top_p, 2e-38));
+        tiny.prompt = vec![TokenId(0)];
+        assert_eq!(tiny.try_sample(&[20.0, 1.0], 0), Err(SampleError::NothingLeft));
+    }
     assert!(matches!(
         prompt_logprob(&LOGITS, TokenId(8), 0),
         Err(SampleError::NoSuchToken { .. })
