@@ -156,7 +156,9 @@ fn build(file: &TokenizerJson, settings: &Settings) -> Result<Tokenizer, Tokeniz
         tokens.kinds[id] = kind;
         tokens.bytes[id] = match (kind, byte_of(text)) {
             (TokenKind::Byte, Some(byte)) => Box::from([byte]),
-            _ if kind.is_parsed_whole() || is_byte_level => byte_level::token_bytes(text, kind),
+            _ if is_byte_level => byte_level::token_bytes(text, kind),
+            (TokenKind::Control | TokenKind::Unknown, _) => text.as_bytes().into(),
+            // Also those that were added: Gemma has one for each run of spaces.
             _ => byte_level::without_marks(text),
         };
     }

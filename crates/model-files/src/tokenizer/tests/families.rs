@@ -160,6 +160,19 @@ fn metaspace_folders_give_the_ids_of_the_reference() {
 }
 
 #[test]
+fn an_added_token_of_spaces_says_spaces() {
+    let file = json_of("metaspace-gemma");
+    let added = file["added_tokens"].as_array().unwrap();
+    let two = added
+        .iter()
+        .find(|added| added["content"] == "\u{2581}\u{2581}")
+        .unwrap();
+    let id = two["id"].as_u64().unwrap() as usize;
+    assert_eq!(two["special"], false);
+    assert_eq!(&*from_folder("metaspace-gemma").tokens.bytes[id], b"  ");
+}
+
+#[test]
 fn the_real_vocabulary_gives_the_ids_of_the_reference() {
     let file = crate::gguf::GgufFile::open(&model_path()).unwrap();
     check(&Tokenizer::from_gguf(&file).unwrap(), "smollm2-real");
