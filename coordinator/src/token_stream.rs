@@ -79,8 +79,9 @@ struct State {
     /// Where the prompt ends, when its logprobs are wanted. No token goes to the client before they are all there: the decode node's
     /// tokens may overtake the prefill node's word.
     prompt_logprobs_end: u32,
-    /// Tokens that wait for them.
+    /// What waits for them, and how many tokens that is.
     held: Vec<Held>,
+    held_tokens: usize,
     clock: StageClock,
     summary: RequestSummary,
     /// When the first token came, and the attempt that it is of.
@@ -112,6 +113,7 @@ impl RequestStream {
             prompt_logprobs_from: 1,
             prompt_logprobs_end: request.prompt_logprobs.map_or(0, |_| request.client_prompt_tokens),
             held: Vec::new(),
+            held_tokens: 0,
             clock: StageClock::new(submitted_at),
             summary: RequestSummary::default(),
             first_token: None,
@@ -137,6 +139,7 @@ impl RequestStream {
         s.attempt_tokens.clear();
         s.attempt_token_count = 0;
         s.held.clear();
+        s.held_tokens = 0;
         s.summary.attempts += 1;
         // The bytes that an earlier attempt moved are of no use, and went between other nodes.
         (s.summary.kv_bytes, s.summary.transfer, s.summary.transport) = (0, Duration::ZERO, None);
@@ -236,7 +239,10 @@ impl RequestStream {
         }
         let held = match s.lacks_prompt_logprobs() {
             true => Vec::new(),
-            false => std::mem::take(&mut s.held),
+            false => {
+                s.held_tokens = 0;
+                std::mem::take(&mut s.held)
+            }
         };
         self.take_in(s, key, held)
     }
@@ -253,7 +259,9 @@ impl RequestStream {
             batch: batch.into(),
         };
         if s.lacks_prompt_logprobs() {
-            if s.held.len() >= TOKENS_BEHIND_MAX {
+            s.held_tokens += came.batch.tokens.len();
+            // More would not fit into the client's channel afterwards.
+            if s.held_tokens > TOKENS_BEHIND_MAX {
                 return Delivery::Violation(format!(
                     "{} leg: tokens came without logprobs of the prompt",
                     leg.name()
@@ -262,10 +270,10 @@ impl RequestStream {
             s.held.push(came);
             return Delivery::Delivered { finished: Vec::new() };
         }
-        self.take_in(s, key, vec![came])
+        self.take_in(s, key, [came])
     }
 
-    fn take_in(&self, mut s: MutexGuard<'_, State>, key: AttemptKey, came: Vec<Held>) -> Delivery {
+    fn take_in(&self, mut s: MutexGuard<'_, State>, key: AttemptKey, came: impl IntoIterator<Item = Held>) -> Delivery {
         let now = Instant::now();
         let mut finished = Vec::new();
         for Held {

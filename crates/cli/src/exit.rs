@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use crate::stdout::is_reader_gone;
+use crate::terminal::say;
 
 /// The documented exit statuses. A verb that fails without saying which one is a `Failure`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +16,8 @@ pub enum Exit {
     NotMet = 3,
     /// No server answered at the given address.
     Unreachable = 4,
-    /// A comparison has no verdict: it is incomplete, or a field of its fairness list is missing. A sweep has no knee, or a contract is not
-    /// judged: the client sent late.
+    /// A comparison has no verdict: it is incomplete, or a field of its fairness list is missing. A sweep has no knee, no setting is
+    /// chosen, or a contract is not judged: the client sent late.
     NoVerdict = 5,
     /// Ended by Ctrl-C: 128 + SIGINT, as shells expect.
     Interrupted = 130,
@@ -104,7 +105,7 @@ pub(crate) fn report(outcome: anyhow::Result<Exit>, form: ErrorForm) -> ExitCode
         // As in `baton logs | head`: the reader has what it wanted.
         Err(error) if is_reader_gone(&error) => Exit::Ok.into(),
         Err(error) => {
-            eprintln!("{}", form.line(&error));
+            say!("{}", form.line(&error));
             of(&error).into()
         }
     }

@@ -6,7 +6,8 @@
 //! revision that was judged, so of two lives that start at the same time one wins and the other is fenced.
 //!
 //! An etcd that was restored from an older backup may bring back the record of a life that this one has superseded. Its
-//! revision is lower than that of this life's own write, which a successor's cannot be.
+//! revision is lower than that of this life's own write. So is that of a successor which came into the restored etcd before this
+//! life wrote there: it loses the name, and has to start anew.
 
 use serving_core::ids::NodeEpoch;
 

@@ -167,7 +167,7 @@ impl Metrics {
         self.node.handoff(transport, outcome);
     }
 
-    /// A handoff that ended without a fault and without its KV.
+    /// A handoff that ended without its KV.
     pub fn handoff(&self, transport: &'static str, outcome: &'static str) {
         self.node.handoff(transport, outcome);
     }

@@ -114,7 +114,6 @@ impl TestNode {
         }
     }
 
-    /// Every block is free or cached again, in at most a second (PROTOCOL rule 8).
     /// The handoffs that ended with `outcome`.
     pub fn handoffs(&self, outcome: &str) -> u32 {
         self.count(&format!(
@@ -131,6 +130,7 @@ impl TestNode {
         values.sum()
     }
 
+    /// Every block is free or cached again, in at most a second (PROTOCOL rule 8).
     pub async fn assert_blocks_home(&self) {
         let mut status = self.status.clone();
         let home = |status: &NodeStatus| status.kv_blocks.free + status.kv_blocks.cached == status.kv_blocks.total();

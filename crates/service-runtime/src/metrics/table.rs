@@ -117,7 +117,7 @@ metrics! {
         .by(&[MOVED_BY, SRC_ROLE]).on(NODES);
     KV_TRANSFER_BYTES = Metric::histogram(("baton_kv_transfer_bytes", edges::KV_BYTES), Bytes, "KV bytes of one handoff")
         .by(&[MOVED_BY, SRC_ROLE]).on(NODES);
-    KV_TRANSFER_FAILURES = Metric::counter("baton_kv_transfer_failures", Events, "Handoffs that ended without commit, by reason")
+    KV_TRANSFER_FAILURES = Metric::counter("baton_kv_transfer_failures", Events, "Handoffs that failed, by reason")
         .by(&[CARRIER, SRC_ROLE, TRANSFER_FAILURE]).on(NODES);
     KV_TRANSPORT_FALLBACKS = Metric::counter("baton_kv_transport_fallbacks", Events,
         "Pairs that were made without the transport this node prefers, by reason").by(&[WANTED_TRANSPORT, FALLBACK_REASON]).on(PREFILL);

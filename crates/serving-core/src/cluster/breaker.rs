@@ -24,17 +24,25 @@ pub(super) struct Breaker {
 }
 
 impl Breaker {
-    /// True when it rests from now on.
+    /// True when it rests from now on, and did not before.
     pub(super) fn failed(&mut self, now: Time) -> bool {
         self.remember(true);
         if self.failures() < FAILURES_MAX {
             return false;
         }
+        let rested = self.trust.wake().is_some_and(|until| now < until);
         // The first failure after a rest is one too many again; a success clears the record.
         self.recent.clear();
         self.recent.extend([true; FAILURES_MAX - 1]);
         self.trust = Trust::SetAside { until: now + REST };
-        true
+        !rested
+    }
+
+    /// The trial brings tokens, so others may follow before it ends. One more failure is one too many until something succeeds.
+    pub(super) fn answered(&mut self, request: RequestId) {
+        if self.trust == (Trust::OnTrial { by: Some(request) }) {
+            self.trust = Trust::Full;
+        }
     }
 
     pub(super) fn succeeded(&mut self) {
@@ -96,6 +104,19 @@ mod tests {
         assert!(breaker.failed(at(4)), "one failure on trial is enough");
         breaker.succeeded();
         assert!(!breaker.failed(at(8)), "a success on trial clears the record");
+    }
+
+    #[test]
+    fn a_rest_counts_once_and_a_trial_that_answers_lets_others_follow() {
+        let mut breaker = Breaker::default();
+        let rests = (0..5).filter(|_| breaker.failed(at(1))).count();
+        assert_eq!(rests, 1);
+        breaker.placed(RequestId(1));
+        breaker.answered(RequestId(2));
+        assert!(breaker.is_resting(at(5)), "it is another request that answers");
+        breaker.answered(RequestId(1));
+        assert!(!breaker.is_resting(at(5)));
+        assert!(breaker.failed(at(6)), "nothing has succeeded yet");
     }
 
     #[test]

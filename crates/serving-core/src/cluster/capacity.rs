@@ -62,6 +62,12 @@ pub(super) fn decode_permit(request: &Request, block_tokens: u32) -> u32 {
     u32::try_from(blocks_at_open(request, block_tokens)).unwrap_or(u32::MAX)
 }
 
+/// The nodes that this request need not avoid, or all of them when it should avoid each.
+pub(super) fn unless_avoided(nodes: Vec<&Node>, is_avoided: impl Fn(&Node) -> bool) -> Vec<&Node> {
+    let others: Vec<&Node> = nodes.iter().copied().filter(|n| !is_avoided(n)).collect();
+    if others.is_empty() { nodes } else { others }
+}
+
 impl Cluster {
     /// Can any node of the pool ever hold this request? Asked at arrival, so that the answer is a clear 400. A node that is
     /// merely away counts: it may be back before the request's time is up, or the client may come back later.
@@ -112,7 +118,14 @@ impl Cluster {
             NodeRole::Prefill => prompt_tokens.div_ceil(n.record.capacity.block_tokens.max(1)),
             NodeRole::Decode => blocks_needed(request, n.record.capacity.block_tokens),
         };
+        // Another limit keeps the request from the other nodes.
+        let is_too_small = |n: &&Node| {
+            let capacity = &n.record.capacity;
+            let has_sequences = role == NodeRole::Prefill || choices <= capacity.max_sequences;
+            prompt_tokens <= capacity.max_model_tokens && has_sequences
+        };
         let (needed_blocks, pool_blocks) = nodes(role)
+            .filter(is_too_small)
             .map(|n| (needed(n), n.record.capacity.kv_blocks))
             .max_by_key(|(_, pool)| *pool)
             .unwrap_or((0, 0));

@@ -142,12 +142,11 @@ pub(super) struct Avoid {
     /// (prefill, decode)
     pub pairs: BTreeSet<(NodeId, NodeId)>,
     pub transfer_failures: u32,
-    pub engine_failures: u32,
 }
 
 impl Avoid {
     pub(super) fn is_empty(&self) -> bool {
-        self.nodes.is_empty() && self.pairs.is_empty() && self.transfer_failures == 0 && self.engine_failures == 0
+        self.nodes.is_empty() && self.pairs.is_empty() && self.transfer_failures == 0
     }
 }
 
@@ -183,6 +182,8 @@ pub(super) struct AdmittedRequest {
     pub is_handoff_counted: bool,
     /// Attempts that broke, not those that a node refused.
     pub broken_attempts: u32,
+    /// Those of them in which an engine failed.
+    pub engine_failures: u32,
     /// Why the attempt that is being ended failed, and the `LegError` label.
     pub failure: Option<(RequestError, Retry)>,
 }
@@ -227,6 +228,7 @@ impl AdmittedRequest {
             has_prefill_word: false,
             is_handoff_counted: false,
             broken_attempts: 0,
+            engine_failures: 0,
             failure: None,
         }
     }

@@ -118,7 +118,11 @@ impl Cluster {
         };
         tracked.has_prefill_word |= leg == Leg::Prefill;
         let is_local = tracked.local.is_some();
-        let was_awaited = tracked.legs.decode.is_none() && !tracked.is_prefill_only;
+        let was_awaited = tracked.legs.decode.is_none();
+        // The first token from a decode node may be the prefill node's.
+        if leg == Leg::Prefill {
+            self.engine_answered(key, leg);
+        }
         match (self.phase(&key), leg) {
             (Some(Phase::Committed | Phase::Decoding), Leg::Prefill) if was_awaited => {
                 return self.finish(now, key.request);
@@ -156,6 +160,7 @@ impl Cluster {
 
     fn tokens_delivered(&mut self, now: Time, key: AttemptKey, (leg, count): (Leg, u32)) {
         self.tokens_counted(key.request, count);
+        self.engine_answered(key, leg);
         match (self.phase(&key), leg) {
             (Some(Phase::Committed), Leg::Decode) => self.advance(now, key.request, Phase::Decoding),
             (Some(Phase::Opening), _) => return self.violation(now, key, (leg, "tokens before Opened")),
@@ -253,6 +258,14 @@ impl Cluster {
             && let Some(member) = self.members.get_mut(&node)
         {
             member.suspicion.answered(started_at);
+        }
+    }
+
+    fn engine_answered(&mut self, key: AttemptKey, leg: Leg) {
+        let open = self.requests.get(&key.request).and_then(|t| t.legs.get(leg));
+        let node = open.map(|open| open.node.clone());
+        if let Some(member) = node.and_then(|id| self.members.get_mut(&id)) {
+            member.breaker.answered(key.request);
         }
     }
 

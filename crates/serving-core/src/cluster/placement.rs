@@ -11,7 +11,9 @@ use crate::time::Time;
 
 use super::Cluster;
 use super::action::{ClusterAction, PlacementFacts, Target};
-use super::capacity::{decode_has_room, decode_permit, has_prompt_room, prefill_permit, prompt_fits, whole_fits};
+use super::capacity::{
+    decode_has_room, decode_permit, has_prompt_room, prefill_permit, prompt_fits, unless_avoided, whole_fits,
+};
 use super::event::Leg;
 use super::handoff::{AdmittedRequest, OpenLeg, Phase};
 use super::membership::Node;
@@ -63,12 +65,6 @@ fn candidate(node: &Node, cost: u64, keys: &PromptKeys) -> Candidate {
         kv_blocks: node.record.capacity.kv_blocks,
         cached_tokens: keys.cached_tokens(&node.prefixes, node.record.capacity.block_tokens),
     }
-}
-
-/// The nodes that this request need not avoid, or all of them when it should avoid each.
-fn unless_avoided(nodes: Vec<&Node>, is_avoided: impl Fn(&Node) -> bool) -> Vec<&Node> {
-    let others: Vec<&Node> = nodes.iter().copied().filter(|n| !is_avoided(n)).collect();
-    if others.is_empty() { nodes } else { others }
 }
 
 impl Cluster {
@@ -162,8 +158,6 @@ impl Cluster {
         let prefill: Vec<&Node> = usable(NodeRole::Prefill).filter(|n| prompt_fits(request, n)).collect();
         let decode = unless_avoided(decode, |n| group.is_some_and(|g| g != n.record.compatibility.hash));
         let decode = unless_avoided(decode, |n| avoid.nodes.contains(n.id()));
-        let decode = unless_avoided(decode, |n| n.is_resting(now));
-        let prefill = unless_avoided(prefill, |n| n.is_resting(now));
         let has_relief = decode
             .iter()
             .any(|n| !n.has_its_share(now) && decode_has_room(request, n, kept_at(n)));
@@ -185,7 +179,9 @@ impl Cluster {
             if d.record.is_co_located {
                 Vec::new()
             } else {
-                prefill.iter().filter(reaches).map(|p| p.id().clone()).collect()
+                let reached = prefill.iter().filter(reaches).copied().collect();
+                let rested = unless_avoided(reached, |p| p.is_resting(now));
+                rested.iter().map(|p| p.id().clone()).collect()
             }
         };
         let is_short = request.prompt_tokens() < self.computed_locally_below();
@@ -206,13 +202,13 @@ impl Cluster {
             };
             options.push((d.id().clone(), local, partners));
         }
-        self.narrow(request, (options, kept_at), &prefill)
+        self.narrow((now, request), (options, kept_at), &prefill)
     }
 
     /// Prefers decode nodes with a prefill node over local prefill for want of one, then asks for permits.
     fn narrow(
         &self,
-        request: &Request,
+        (now, request): (Time, &Request),
         (mut options, kept_at): (Vec<DecodeOption>, &KeptAt<'_>),
         prefill: &[&Node],
     ) -> Result<Options, Blocked> {
@@ -245,6 +241,7 @@ impl Cluster {
         if options.is_empty() {
             return Err(Blocked::NoNode);
         }
+        self.leave_resting_ones(now, &mut options);
         let has_permits = |n: &Node| {
             let cost = u64::from(prefill_permit(request, n)).saturating_add(kept_at(n));
             cost <= n.permits.available() && has_prompt_room(request, n)
@@ -261,10 +258,9 @@ impl Cluster {
             let mut prefill: Vec<NodeId> = options.into_iter().flat_map(|(_, _, p)| p).collect();
             prefill.sort();
             prefill.dedup();
-            return if prefill.is_empty() {
-                Err(Blocked::Permits)
-            } else {
-                Ok(Options::PrefillOnly(prefill))
+            return match prefill.is_empty() {
+                true => Err(Blocked::Permits),
+                false => Ok(Options::PrefillOnly(prefill)),
             };
         }
         options.retain(|(d, local, partners)| {
@@ -278,6 +274,14 @@ impl Cluster {
             Err(Blocked::Permits)
         } else {
             Ok(Options::Decode(options))
+        }
+    }
+
+    /// As long as another decode node is left.
+    fn leave_resting_ones(&self, now: Time, options: &mut Vec<DecodeOption>) {
+        let rests = |(d, _, _): &DecodeOption| self.members.get(d).is_some_and(|d| d.is_resting(now));
+        if !options.iter().all(rests) {
+            options.retain(|option| !rests(option));
         }
     }
 

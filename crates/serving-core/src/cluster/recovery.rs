@@ -92,7 +92,7 @@ fn verdict(tracked: &AdmittedRequest, leg: Leg, error: &LegError) -> (RequestErr
                 detail: detail.clone(),
             },
             // Two engines that fail it are not at fault: it would go on to harm every node.
-            match tracked.avoid.engine_failures {
+            match tracked.engine_failures {
                 0 => retry,
                 _ => Retry::Never,
             },
@@ -159,11 +159,10 @@ impl Cluster {
         };
         // After the commit the decode node has everything but what the prefill node alone says: when that has come, it does not matter to
         // the client how the prefill leg ends.
-        let is_past_handoff = matches!(tracked.phase, Phase::Committed | Phase::Decoding | Phase::Finishing);
+        let is_past_handoff = matches!(tracked.phase, Phase::Committed | Phase::Decoding);
         let is_needed = tracked.lacks_prefill_word() || tracked.legs.decode.is_none();
         if leg == Leg::Prefill && is_past_handoff && !is_needed {
-            self.release_leg(key, leg);
-            return self.finish_if_all_legs_ended(now, key);
+            return self.release_leg(key, leg);
         }
         if tracked.phase == Phase::Finishing {
             return self.complete(now, key.request);
@@ -200,7 +199,7 @@ impl Cluster {
             } else if let Some(node) = node {
                 tracked.avoid.nodes.insert(node);
             }
-            tracked.avoid.engine_failures += u32::from(error.blames_engine());
+            tracked.engine_failures += u32::from(error.blames_engine());
             tracked.broken_attempts += 1;
             tracked.failure = Some(failure);
         }

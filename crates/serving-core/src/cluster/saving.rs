@@ -10,7 +10,7 @@ use crate::time::Time;
 
 use super::Cluster;
 use super::action::ClusterAction;
-use super::capacity::{decode_permit, has_prompt_room, prefill_permit, prompt_fits, whole_fits};
+use super::capacity::{decode_permit, has_prompt_room, prefill_permit, prompt_fits, unless_avoided, whole_fits};
 use super::handoff::AdmittedRequest;
 use super::membership::Node;
 
@@ -91,7 +91,7 @@ impl Need {
 
 /// A node that could take it now is better than one that could not; then the one with the most permits for this coordinator;
 /// then the first by name.
-fn best<'a>(nodes: impl Iterator<Item = &'a Node>, has_room: impl Fn(&Node) -> bool) -> Option<NodeId> {
+fn best(nodes: Vec<&Node>, has_room: impl Fn(&Node) -> bool) -> Option<NodeId> {
     let rank = |node: &&Node| (has_room(node), node.permits.available());
     let mut best: Option<&Node> = None;
     for node in nodes {
@@ -129,7 +129,8 @@ impl Cluster {
                 .iter()
                 .filter(move |n| n.record.role == role && n.is_usable(now) && !avoid.nodes.contains(n.id()))
         };
-        let fits = |n: &&Node| whole_fits(request, n) && request.choice_count <= n.record.capacity.max_sequences;
+        let fits = |n: &&Node| whole_fits(request, n);
+        let unless_resting = |nodes| unless_avoided(nodes, |n| n.is_resting(now));
         let room = |n: &Node| has_decode_room(request, n);
         let before = self.saving.as_ref().filter(|saving| saving.request == request.id);
         let kept = |target: Option<&Target>, chosen: Option<NodeId>, has_room: &dyn Fn(&Node) -> bool| {
@@ -139,13 +140,13 @@ impl Cluster {
                 .is_some_and(has_room);
             let old = target
                 .and_then(|t| self.members.get(&t.node))
-                .filter(|n| n.is_usable(now));
+                .filter(|n| n.is_usable(now) && !n.is_resting(now));
             match old {
                 Some(old) if has_room(old) || !is_better => Some(old.id().clone()),
                 _ => chosen,
             }
         };
-        let decode = best(usable(NodeRole::Decode).filter(fits), room);
+        let decode = best(unless_resting(usable(NodeRole::Decode).filter(fits).collect()), room);
         let decode = kept(before.and_then(|b| b.decode.as_ref()), decode, &room);
         let is_partner = |p: &&Node| {
             let Some(decode) = decode.as_ref().and_then(|id| self.members.get(id)) else {
@@ -158,7 +159,10 @@ impl Cluster {
         };
         let room =
             |n: &Node| has_prompt_room(request, n) && u64::from(prefill_permit(request, n)) <= n.permits.available();
-        let prefill = best(usable(NodeRole::Prefill).filter(is_partner), room);
+        let prefill = best(
+            unless_resting(usable(NodeRole::Prefill).filter(is_partner).collect()),
+            room,
+        );
         let prefill = kept(before.and_then(|b| b.prefill.as_ref()), prefill, &room);
         let target = |node: Option<NodeId>, permit: fn(&Request, &Node) -> u32| {
             let permits = node

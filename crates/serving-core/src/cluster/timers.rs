@@ -60,7 +60,7 @@ impl Cluster {
             return;
         };
         let key = tracked.key();
-        if tracked.phase == Phase::Queued && tracked.broken_attempts == 0 {
+        if tracked.phase == Phase::Queued && tracked.placements == 0 {
             return self.queue_timed_out(now, request);
         }
         if tracked.deadline <= now {

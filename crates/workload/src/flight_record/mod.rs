@@ -27,7 +27,7 @@ pub const MAGIC: &[u8; 8] = b"BATONFLT";
 
 /// Raised when an event, an action, the configuration or a frame is written in another way. A test compares the bytes. Versions
 /// before 26 November 2026 cannot read a request with a priority, those before 28 November none with an owner, those before 29 November no
-/// tokens that were counted when a client ended its request and no refusal for want of room; all others they can.
+/// tokens that were counted when a client ended its request, and none of the reasons `PromptTooLong`, `TooManyChoices` and `NoRoom`; all others they can.
 pub const SCHEMA: u32 = 1;
 
 /// Length of the body, and its checksum.

@@ -20,6 +20,7 @@ use service_runtime::config::ByteSize;
 use simulator::costs::{Costs, HostCosts, LinkCosts, Overheads};
 
 use crate::exit::Exit;
+use crate::terminal::say;
 use rig::Rig;
 use sweep::Sweep;
 
@@ -121,7 +122,7 @@ pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
     pin(&args.cores, 0, args.threads)?;
     let (mut rig, model_name) = opening.open()?;
     let sweep = Sweep::new(args.quick, args.repeats);
-    eprintln!(
+    say!(
         "measuring {model_name}: {} kinds of steps, {} times",
         sweep.kinds(),
         sweep.repeats()

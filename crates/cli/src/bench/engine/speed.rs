@@ -17,7 +17,7 @@ use super::{EngineArgs, Opening, report};
 use crate::bench::load::environment::resident_bytes;
 use crate::exit::Exit;
 use crate::observe::table::Table;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, say};
 
 /// Chunks of a prompt, as a node has them by default.
 const CHUNK_TOKENS: u32 = 512;
@@ -171,7 +171,7 @@ pub(super) fn run(args: &EngineArgs, opening: &Opening<'_>) -> anyhow::Result<Ex
     let machine = Machine::new(args.threads as usize);
     let range = Range::new(usize::try_from(weight_bytes)?).context("no memory as large as the weights")?;
     let works: Vec<Work> = Work::all().into_iter().filter(|work| work.has_room(&rig)).collect();
-    eprintln!(
+    say!(
         "measuring {model_name}: {} kinds of work, {} times",
         works.len(),
         args.repeats

@@ -23,9 +23,19 @@ pub(super) fn samples(run: &Run, metric: Metric) -> Samples {
     }
 }
 
+/// Good requests for each second of the measured part, as `vllm bench serve` divides, so that it is never above the request throughput.
+/// `Run::goodput_per_s` is that of comparisons: with an open loop it leaves out how long the last answers take.
+pub(super) fn request_goodput(run: &Run, limits: &[(Metric, f64)]) -> f64 {
+    let seconds = run.measured.as_secs_f64();
+    match seconds > 0.0 {
+        true => good(run, limits) as f64 / seconds,
+        false => 0.0,
+    }
+}
+
 /// How many requests kept all limits. Only those with a whole answer can. One token alone has no gap, so it keeps them; several tokens
 /// whose gaps nobody knows do not, as in `RequestRecord::met`.
-pub(super) fn good(run: &Run, limits: &[(Metric, f64)]) -> usize {
+fn good(run: &Run, limits: &[(Metric, f64)]) -> usize {
     let keeps = |record: &RequestRecord, metric| match metric {
         Metric::Ttft => record.ttft_ms(),
         // One token has no TPOT, in however many events it came.

@@ -8,7 +8,7 @@ use workload::record::{Outcome, RequestRecord, Run};
 use workload::summary::Lag;
 
 use super::args::{Metric, OutputArgs};
-use super::metrics::{completed, good, samples};
+use super::metrics::{completed, request_goodput, samples};
 
 /// What the flags say that the run does not.
 #[derive(Clone, Debug)]
@@ -83,8 +83,7 @@ fn totals(run: &Run, output: &OutputArgs, set: &mut impl FnMut(&str, Value)) {
     set("total_input_tokens", json!(input));
     set("total_output_tokens", json!(generated));
     set("request_throughput", json!(per_second(whole as f64)));
-    // As `vllm bench serve` divides. `Run::goodput_per_s` is ours: with an open loop it leaves out how long the last answers take.
-    let goodput = (!output.goodput.is_empty()).then(|| per_second(good(run, &output.goodput) as f64));
+    let goodput = (!output.goodput.is_empty()).then(|| request_goodput(run, &output.goodput));
     set("request_goodput", json!(goodput));
     set("output_throughput", json!(per_second(generated as f64)));
     set("total_token_throughput", json!(per_second((input + generated) as f64)));

@@ -8,7 +8,7 @@ use workload::record::{LoopKind, Outcome, Run, Usage};
 use workload::summary::{Lag, Summary};
 
 use super::args::{Metric, OutputArgs};
-use super::metrics::{completed, good, samples};
+use super::metrics::{completed, request_goodput, samples};
 use super::plan::Progress;
 use crate::observe::table::{Cell, Table};
 use crate::terminal::{Paint, Terminal};
@@ -126,8 +126,7 @@ fn figures(run: &Run, summary: &Summary, output: &OutputArgs) -> Vec<(String, St
             .map(|(metric, limit)| format!("{} {limit} ms", metric.name()))
             .collect();
         let name = format!("goodput ({})", limits.join(", "));
-        let goodput = run.goodput_per_s(good(run, &output.goodput) as f64);
-        figures.push(rate(&name, goodput, "requests/s"));
+        figures.push(rate(&name, request_goodput(run, &output.goodput), "requests/s"));
     }
     figures.push(rate("prompt tokens", rates.input_tokens_per_s, "tokens/s"));
     figures.push(rate("output tokens", rates.output_tokens_per_s, "tokens/s"));

@@ -30,6 +30,7 @@ use tokio::process::{Child, Command};
 
 use super::memory::{self, Payload};
 use crate::exit::Exit;
+use crate::terminal::say;
 
 /// The variable in which the other process gets the secret.
 const SECRET_VARIABLE: &str = "BATON_SHM_DIRECT_SECRET";
@@ -256,7 +257,7 @@ impl HandoffSink for Sink {
         Ok(())
     }
     fn ended(&self, transfer: TransferId, _: TransportKind, end: ReceiveEnd) {
-        eprintln!("transfer {transfer} ended: {end}");
+        say!("transfer {transfer} ended: {end}");
     }
 }
 
