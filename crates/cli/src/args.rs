@@ -52,7 +52,7 @@ Examples:
   baton bench transfer                    how fast KV moves between two processes here
   baton record --out t.jsonl --for 10m    a trace of the traffic, without its text
   baton plan --help                       servers, cost, pools and KV transfers, each with its formula
-  baton compare --quick                   does disaggregation pay here? 15 minutes
+  baton compare --quick --shape short     does disaggregation pay here? 15 minutes
   baton report --example --out report     what the report of a comparison looks like
   baton replay flight.record              what the coordinator decided in an incident, decided again
   baton keys create laptop                an API key for a client; baton up --api-keys keys.toml asks for one

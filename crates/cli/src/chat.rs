@@ -3,6 +3,7 @@
 mod client;
 mod timings;
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, Read, Write};
 
 use anyhow::Context;
@@ -13,7 +14,7 @@ use crate::exit::{Exit, WithExit};
 use crate::http::ListedModel;
 use crate::observe::UrlArgs;
 use crate::observe::format::clean;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, say};
 use client::{Answer, ChatClient, Ended, Message, Question};
 use timings::{Metrics, Timings, Usage};
 
@@ -97,6 +98,15 @@ fn words_about_a_small_model(model: &ListedModel) -> Option<String> {
     ))
 }
 
+/// A model may repeat what it was given to read. On a terminal no control character of it reaches the screen; a pipe gets all.
+fn shown(text: &str, is_terminal: bool) -> Cow<'_, str> {
+    let is_control = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    match is_terminal && text.contains(is_control) {
+        true => text.chars().map(|c| if is_control(c) { '?' } else { c }).collect(),
+        false => text.into(),
+    }
+}
+
 async fn chat(args: &ChatArgs) -> anyhow::Result<Exit> {
     let has_question = !args.prompt.is_empty() || !std::io::stdin().is_terminal();
     if args.json && !has_question {
@@ -108,7 +118,7 @@ async fn chat(args: &ChatArgs) -> anyhow::Result<Exit> {
     let client = ChatClient::connect(&args.url, args.model.clone()).await?;
     let is_read_by_a_person = !args.json && std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
     if let Some(words) = words_about_a_small_model(client.model()).filter(|_| is_read_by_a_person) {
-        eprintln!("{}", Terminal::stderr().dim(&words));
+        say!("{}", Terminal::stderr().dim(&words));
     }
     let mut chat = Chat {
         args,
@@ -161,9 +171,9 @@ impl Chat<'_> {
         let hint = "Ctrl-C stops an answer, Ctrl-D ends the conversation, /clear forgets it";
         let model = clean(&self.client.model().id);
         let words = format!("{model} at {}; {hint}", self.args.url.url);
-        eprintln!("{}", self.terminal.dim(&words));
+        say!("{}", self.terminal.dim(&words));
         loop {
-            eprint!("{}", self.terminal.bold("> "));
+            let _ = write!(std::io::stderr().lock(), "{}", self.terminal.bold("> "));
             let line = tokio::task::spawn_blocking(|| {
                 let mut line = String::new();
                 std::io::stdin()
@@ -174,13 +184,13 @@ impl Chat<'_> {
                 line = line => line.context("the reader of the terminal stopped")?.context("cannot read the terminal")?,
                 interrupted = tokio::signal::ctrl_c() => {
                     interrupted.context("cannot listen for Ctrl-C")?;
-                    eprintln!();
+                    say!("");
                     return Ok(Exit::Interrupted);
                 }
             };
             match line.as_deref().map(str::trim) {
                 None => {
-                    eprintln!();
+                    say!("");
                     return Ok(Exit::Ok);
                 }
                 Some("") => {}
@@ -194,7 +204,7 @@ impl Chat<'_> {
                             return Err(error);
                         }
                         self.messages.pop();
-                        eprintln!("error: {error:#}");
+                        say!("error: {error:#}");
                     }
                 }
             }
@@ -213,13 +223,16 @@ impl Chat<'_> {
         let mut timings = Timings::start();
         let mut answer = String::new();
         let is_streamed = !self.args.json;
+        let is_terminal = std::io::stdout().is_terminal();
         let ended = {
             let mut out = crate::stdout::stdout();
             let show = |text: &str| {
                 timings.on_text();
                 answer.push_str(text);
                 match is_streamed {
-                    true => out.write_all(text.as_bytes()).and_then(|()| out.flush()),
+                    true => out
+                        .write_all(shown(text, is_terminal).as_bytes())
+                        .and_then(|()| out.flush()),
                     false => Ok(()),
                 }
             };
@@ -234,11 +247,11 @@ impl Chat<'_> {
         self.messages.push(Message::new("assistant", &answer));
         if !self.args.no_timings {
             let line = timings.line(ended.metrics.as_ref(), ended.usage.as_ref());
-            eprintln!("{}", self.terminal.dim(&line));
+            say!("{}", self.terminal.dim(&line));
         }
         if ended.finish_reason.as_deref() == Some("length") {
             let words = "The answer was cut: --max-tokens sets how long it may be.";
-            eprintln!("{}", self.terminal.dim(words));
+            say!("{}", self.terminal.dim(words));
         }
         Ok(ended.how)
     }
@@ -270,6 +283,13 @@ mod tests {
         assert!(words(Some(134_515_008)).is_some_and(|words| words.contains("135 million")));
         assert_eq!(words(Some(SMALL_BELOW_PARAMETERS)), None);
         assert_eq!(words(None), None);
+    }
+
+    #[test]
+    fn a_terminal_gets_no_control_character_of_an_answer_and_a_pipe_all() {
+        let answer = "a\x1b]52;c;x\x07\tb\n";
+        assert_eq!(shown(answer, true), "a?]52;c;x?\tb\n");
+        assert_eq!(shown(answer, false), answer);
     }
 
     #[test]

@@ -173,11 +173,13 @@ class PlaygroundView {
     this.answer(answer);
   }
 
-  /** Answers that failed or were stopped before a word are not part of what the model is told. */
+  /** Answers that failed or were stopped before a word are not part of what the model is told, and their questions neither:
+   * templates of some models refuse two questions in a row. */
   messages(upTo) {
-    const said = turns
-      .slice(0, turns.indexOf(upTo))
-      .filter((turn) => turn.text)
+    const before = turns.slice(0, turns.indexOf(upTo));
+    const isAnswered = (at) => at === before.length - 1 || before[at + 1].text;
+    const said = before
+      .filter((turn, at) => turn.text && (turn.role !== "user" || isAnswered(at)))
       .map((turn) => ({ role: turn.role, content: turn.text }));
     const system = this.system.value.trim();
     return system ? [{ role: "system", content: system }, ...said] : said;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::model::catalogue::CatalogueModel;
 use crate::model::error::PullError;
 use crate::model::interrupt::Interrupt;
+use crate::terminal::say;
 
 /// How long a second pull waits for the first. A slow line needs minutes for 100 MB.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(30 * 60);
@@ -127,7 +128,7 @@ pub(super) fn take_lock(path: &Path, interrupt: &Interrupt) -> Result<File, Pull
             Err(TryLockError::Error(error)) => return Err(PullError::at(path)(error)),
         }
         if !told {
-            eprintln!("another baton is downloading this model; waiting for it");
+            say!("another baton is downloading this model; waiting for it");
             told = true;
         }
         if started.elapsed() > LOCK_WAIT_MAX {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -273,6 +274,12 @@ fn a_folder_is_fetched_once_and_found_by_other_tools_and_without_a_network() {
     let blob = format!("../../blobs/{}", hex(&Sha256::digest(MODEL)));
     assert_eq!(fs::read_link(path.join("model.safetensors")).unwrap(), Path::new(&blob));
     assert_eq!(fs::read_to_string(hub.path("refs/main")).unwrap(), COMMIT);
+    // Whoever may read a new file may read it, too.
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let new_file = hub.path("refs/new");
+    fs::write(&new_file, "").unwrap();
+    assert_eq!(mode(&hub.path("refs/main")), mode(&new_file));
+    fs::remove_file(new_file).unwrap();
     assert_eq!(hub.asked().len(), 9, "the list, and for each of four files where it is");
     let offline = HubSettings {
         is_offline: true,

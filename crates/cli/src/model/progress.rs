@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::terminal::say;
+
 /// Time between lines in a log: often enough to show that the download lives, seldom enough not to fill the log.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -36,7 +38,7 @@ impl Progress {
             bar
         });
         if bar.is_none() && !quiet {
-            eprintln!("{label}...");
+            say!("{label}...");
         }
         Progress {
             label,
@@ -56,8 +58,8 @@ impl Progress {
             self.last_line = Instant::now();
             let megabytes = |bytes: u64| bytes / 1_000_000;
             match self.total {
-                Some(total) => eprintln!("{}: {} of {} MB", self.label, megabytes(done), megabytes(total)),
-                None => eprintln!("{}: {} MB", self.label, megabytes(done)),
+                Some(total) => say!("{}: {} of {} MB", self.label, megabytes(done), megabytes(total)),
+                None => say!("{}: {} MB", self.label, megabytes(done)),
             }
         }
     }

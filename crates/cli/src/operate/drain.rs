@@ -4,7 +4,7 @@ use anyhow::bail;
 use clap::Args;
 use coordinator::records::pages::{ClusterPage, NodePage};
 
-use super::{ForceArgs, Look, watch};
+use super::{ForceArgs, Look, WAIT_S_MAX, watch};
 use crate::exit::Exit;
 use crate::observe::client::AdminClient;
 use crate::observe::{UrlArgs, nodes, run_until_signal};
@@ -28,7 +28,7 @@ pub struct DrainArgs {
     #[command(flatten)]
     pub force: ForceArgs,
     /// Seconds to wait until it has left; 0 does not wait. The node gives up what still runs after its own drain_ms_max.
-    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 120, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=WAIT_S_MAX))]
     pub wait: u64,
 }
 

@@ -28,6 +28,8 @@ impl ForceArgs {
     }
 }
 
+/// The longest `--wait`: a day. A point in time that is too far away for a clock is a panic.
+const WAIT_S_MAX: u64 = 24 * 60 * 60;
 /// How often the state of the cluster is read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 

@@ -6,7 +6,7 @@ use coordinator::records::pages::{ClusterPage, NodePage};
 use serde::Deserialize;
 use serving_core::node::AssignedRole;
 
-use super::{ForceArgs, Look, watch};
+use super::{ForceArgs, Look, WAIT_S_MAX, watch};
 use crate::exit::Exit;
 use crate::observe::client::{AdminClient, parse};
 use crate::observe::{UrlArgs, nodes, run_until_signal};
@@ -54,7 +54,7 @@ pub struct RoleArgs {
     #[command(flatten)]
     pub force: ForceArgs,
     /// Seconds to wait until it is ready in its new role; 0 does not wait.
-    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 120, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=WAIT_S_MAX))]
     pub wait: u64,
 }
 

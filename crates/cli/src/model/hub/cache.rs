@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -85,7 +85,11 @@ impl HubCache {
         let path = self.repository(name).join("refs").join(name.revision());
         let folder = path.parent().unwrap_or(&path);
         fs::create_dir_all(folder).map_err(PullError::at(folder))?;
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(PullError::at(folder))?;
+        // Others share this cache, so the umask alone decides who may read it, as with the hub's own tools.
+        let mut file = tempfile::Builder::new()
+            .permissions(fs::Permissions::from_mode(0o666))
+            .tempfile_in(folder)
+            .map_err(PullError::at(folder))?;
         file.write_all(commit.as_bytes()).map_err(PullError::at(&path))?;
         file.persist(&path).map_err(|error| PullError::at(&path)(error.error))?;
         Ok(())
