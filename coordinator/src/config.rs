@@ -93,7 +93,7 @@ pub struct Config {
     /// Placements of one request, the first included
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub attempts_max: u32,
-    /// Retries a minute beside the budget of one for five requests
+    /// Retries a minute that are always allowed; the budget is one for five requests where that is more
     #[arg(long, default_value_t = 10)]
     pub retries_free_per_minute: u64,
     /// Longest wait for a node to accept a request: a decode node's answer to `Open`, a prefill node's to `Prefill`
