@@ -5,7 +5,7 @@ use crate::request::{RejectReason, Request};
 use crate::scheduler::permits::blocks_at_open;
 
 use super::Cluster;
-use super::membership::{Life, Node};
+use super::member::{Life, Node};
 
 /// Prefill permits of one request. A node grants about two step budgets, so a longer prompt costs one budget: it takes
 /// the node's whole attention once, and must be placeable at all.
@@ -118,14 +118,14 @@ impl Cluster {
             NodeRole::Prefill => prompt_tokens.div_ceil(n.record.capacity.block_tokens.max(1)),
             NodeRole::Decode => blocks_needed(request, n.record.capacity.block_tokens),
         };
-        // Another limit keeps the request from the other nodes.
-        let is_too_small = |n: &&Node| {
+        // On the other nodes the pool is not what is too small.
+        let lacks_blocks_only = |n: &&Node| {
             let capacity = &n.record.capacity;
             let has_sequences = role == NodeRole::Prefill || choices <= capacity.max_sequences;
             prompt_tokens <= capacity.max_model_tokens && has_sequences
         };
         let (needed_blocks, pool_blocks) = nodes(role)
-            .filter(is_too_small)
+            .filter(lacks_blocks_only)
             .map(|n| (needed(n), n.record.capacity.kv_blocks))
             .max_by_key(|(_, pool)| *pool)
             .unwrap_or((0, 0));

@@ -1,6 +1,7 @@
 //! Tests of leases, lives and suspicion.
 
 use super::super::fixtures::{node_record, ready_status};
+use super::super::member::NodeHealth;
 use super::*;
 use crate::node::PairHealth;
 

@@ -19,6 +19,7 @@ mod event;
 mod fair_share;
 mod handoff;
 mod legs;
+mod member;
 mod membership;
 mod nodes;
 mod pair_breaker;
@@ -40,7 +41,8 @@ pub use event::{
     TimedWait,
 };
 pub use handoff::Phase;
-pub use membership::{DrainOrder, Life, Membership, Node, NodeHealth};
+pub use member::{DrainOrder, Life, Node, NodeHealth};
+pub use membership::Membership;
 pub use prefix_directory::PromptKeys;
 pub use readiness::{LastDecodeNode, Reach, Unsplit, WhenUnsplit};
 pub use stats::{ClusterStats, HandoffOutcome, MigrationOutcome};
@@ -219,7 +221,8 @@ impl Cluster {
     /// An event looks at one prompt at most.
     fn look_up(&mut self, request: &crate::request::Request) -> PromptKeys {
         let foretold = self.foretold.take();
-        let keys = foretold.unwrap_or_else(|| PromptKeys::among(&self.members, request));
+        let block_sizes = self.members.iter().map(|node| node.record.capacity.block_tokens);
+        let keys = foretold.unwrap_or_else(|| PromptKeys::of(request, block_sizes));
         self.looked_up = Some(keys.clone());
         keys
     }

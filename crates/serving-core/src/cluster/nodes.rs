@@ -9,7 +9,8 @@ use super::Cluster;
 use super::action::ClusterAction;
 use super::action::DropCause;
 use super::event::StreamId;
-use super::membership::{DrainOrder, Joined, Life};
+use super::member::{DrainOrder, Life};
+use super::membership::Joined;
 
 impl Cluster {
     pub(super) fn node_joined(&mut self, now: Time, record: NodeRecord, stream: StreamId) {

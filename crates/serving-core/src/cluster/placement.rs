@@ -16,7 +16,7 @@ use super::capacity::{
 };
 use super::event::Leg;
 use super::handoff::{AdmittedRequest, OpenLeg, Phase};
-use super::membership::Node;
+use super::member::Node;
 use super::prefix_directory::PromptKeys;
 use super::saving::{Need, Overtaking, Saving};
 use super::stats::count;
@@ -180,8 +180,8 @@ impl Cluster {
                 Vec::new()
             } else {
                 let reached = prefill.iter().filter(reaches).copied().collect();
-                let rested = unless_avoided(reached, |p| p.is_resting(now));
-                rested.iter().map(|p| p.id().clone()).collect()
+                let preferred = unless_avoided(reached, |p| p.is_resting(now));
+                preferred.iter().map(|p| p.id().clone()).collect()
             }
         };
         let is_short = request.prompt_tokens() < self.computed_locally_below();
@@ -241,7 +241,7 @@ impl Cluster {
         if options.is_empty() {
             return Err(Blocked::NoNode);
         }
-        self.leave_resting_ones(now, &mut options);
+        self.drop_resting(now, &mut options);
         let has_permits = |n: &Node| {
             let cost = u64::from(prefill_permit(request, n)).saturating_add(kept_at(n));
             cost <= n.permits.available() && has_prompt_room(request, n)
@@ -277,8 +277,8 @@ impl Cluster {
         }
     }
 
-    /// As long as another decode node is left.
-    fn leave_resting_ones(&self, now: Time, options: &mut Vec<DecodeOption>) {
+    /// Takes out the decode nodes that rest, if another one is left then.
+    fn drop_resting(&self, now: Time, options: &mut Vec<DecodeOption>) {
         let rests = |(d, _, _): &DecodeOption| self.members.get(d).is_some_and(|d| d.is_resting(now));
         if !options.iter().all(rests) {
             options.retain(|option| !rests(option));

@@ -10,8 +10,6 @@ use crate::kv::ChainLink;
 use crate::kv::prefix_log::{PREFIX_KEYS_MAX, PrefixKey, PrefixReport, prefix_keys};
 use crate::request::Request;
 
-use super::membership::Membership;
-
 /// What one node has said of its cache since its stream began.
 #[derive(Clone, Debug, Default)]
 pub struct CachedPrefixes(BTreeSet<PrefixKey>);
@@ -53,14 +51,9 @@ impl PromptKeys {
         self.0.values().map(Vec::len).sum()
     }
 
-    /// Once for each prompt: a request that waits is looked at again at every event. A node that joins later with blocks of
-    /// another size is a node that has nothing cached.
-    pub(super) fn among(members: &Membership, request: &Request) -> Self {
-        Self::of(request, members.iter().map(|node| node.record.capacity.block_tokens))
-    }
-
-    /// Prompt logprobs bypass the caches.
-    fn of(request: &Request, block_sizes: impl Iterator<Item = u32>) -> Self {
+    /// With the block sizes of all nodes. Once for each prompt: a request that waits is looked at again at every event. A node that joins
+    /// later with blocks of another size is a node that has nothing cached. Prompt logprobs bypass the caches.
+    pub(super) fn of(request: &Request, block_sizes: impl Iterator<Item = u32>) -> Self {
         if request.prompt_logprobs.is_some() {
             return Self::default();
         }

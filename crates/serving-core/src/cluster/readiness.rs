@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::cluster::Cluster;
-use crate::cluster::membership::{Node, NodeHealth};
+use crate::cluster::member::{Node, NodeHealth};
 use crate::compatibility::Incompatibility;
 use crate::ids::NodeName;
 use crate::node::NodeRole;

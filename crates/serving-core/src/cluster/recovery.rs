@@ -12,7 +12,7 @@ use super::Cluster;
 use super::action::{ClusterAction, DropCause};
 use super::event::{Delivered, Leg, LegError, NodeFault, RefuseReason};
 use super::handoff::{AdmittedRequest, Phase, Retry};
-use super::membership::Life;
+use super::member::Life;
 use super::stats::{HandoffOutcome, MigrationOutcome, count};
 
 /// PROTOCOL rule 10: attempts / requests at most 1.2 over a minute.

@@ -12,7 +12,7 @@ use super::Cluster;
 use super::action::ClusterAction;
 use super::capacity::{decode_permit, has_prompt_room, prefill_permit, prompt_fits, unless_avoided, whole_fits};
 use super::handoff::AdmittedRequest;
-use super::membership::Node;
+use super::member::Node;
 
 /// The first request in the queue that lacks permits, and the nodes that save up for it. There is one at a time: the next one
 /// saves up when this one has its place.
