@@ -19,9 +19,11 @@ Examples:
   baton compare --quick --shape long-beside-streams --out report
   baton compare --shape short --rates 2,4,8 --run-seconds 120 --repeats 5
   baton compare --quick --shape short --plan-only          what would run, and how long it takes
-  baton compare --quick --shape short --save-tuning tuning.json    tune once,
-  baton compare --quick --shape short --tuning tuning.json         use it again on the same machine with the same model
-  baton compare --quick --shape short --arms co-located,co-located A/A: two equal arms must show no difference
+  baton compare --quick --shape short --save-tuning tuning.json
+                                                           tune once,
+  baton compare --quick --shape short --tuning tuning.json use it again on the same machine with the same model
+  baton compare --quick --shape short --arms co-located,co-located
+                                                           A/A: two equal arms must show no difference
   baton compare --arm split=http://a:8000 --arm whole=http://b:8000 --facts facts.toml --rates 4,8
                                                            clusters that run already
 

@@ -42,7 +42,7 @@ fn good(run: &Run, limits: &[(Metric, f64)]) -> usize {
         Metric::Tpot => record.tpot_ms().or((record.output_tokens <= 1).then_some(0.0)),
         Metric::Itl => Samples::new(record.gaps_ms())
             .percentile(ITL_PERCENT)
-            .or(without_gap(record)),
+            .or(record.has_one_token().then_some(0.0)),
         Metric::E2el => Some(record.e2e_ms()),
     };
     let is_good = |record: &&RequestRecord| {
@@ -50,10 +50,6 @@ fn good(run: &Run, limits: &[(Metric, f64)]) -> usize {
         limits.iter().all(kept)
     };
     completed(run).filter(is_good).count()
-}
-
-fn without_gap(record: &RequestRecord) -> Option<f64> {
-    record.has_one_token().then_some(0.0)
 }
 
 #[cfg(test)]
