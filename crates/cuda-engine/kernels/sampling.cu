@@ -123,12 +123,9 @@ DEV float exact_exp(float x) {
 
 struct Weigh {
   float best, temperature;
-  u64 bar;  // Of min-p: what weighs less cannot be drawn.
+  u64 bar;  // Of min-p: what weighs less has no weight at all.
   DEV u64 weight(float logit) const {
-    return (u64)__fmul_rn(exact_exp(__fdiv_rn(__fsub_rn(logit, best), temperature)), BEST_WEIGHT);
-  }
-  DEV u64 kept(float logit) const {
-    const u64 w = weight(logit);
+    const u64 w = (u64)__fmul_rn(exact_exp(__fdiv_rn(__fsub_rn(logit, best), temperature)), BEST_WEIGHT);
     return w >= bar ? w : 0;
   }
 };
@@ -194,13 +191,12 @@ DEV u32 choose(const float* row, u32 vocab, const Draw& draw, const Weigh& weigh
   const u64 random = random_bits(draw.seed, draw.choice, draw.output_index);
   const auto key = [&](u32 id) { return key_of_logit(row[id]); };
   const auto weight = [&](u32 id) { return weigh.weight(row[id]); };
-  const auto kept = [&](u32 id) { return weigh.kept(row[id]); };
   const auto id_key = [&](u32 id) { return LAST_ID - id; };
   const bool has_top_k = draw.top_k != 0 && draw.top_k < vocab, has_top_p = draw.top_p < 1.f;
   if (!has_top_k && !has_top_p) {
     // The host walks this case in the order of ids.
-    const u64 total = sum_of_row(vocab, scratch.partial, kept);
-    return LAST_ID - descend<ID_BITS>(vocab, __umul64hi(random, total), scratch, id_key, kept).key;
+    const u64 total = sum_of_row(vocab, scratch.partial, weight);
+    return LAST_ID - descend<ID_BITS>(vocab, __umul64hi(random, total), scratch, id_key, weight).key;
   }
   // Tokens above the limit are in, and `ties` tokens at it.
   u32 limit = 0;
@@ -218,11 +214,10 @@ DEV u32 choose(const float* row, u32 vocab, const Draw& draw, const Weigh& weigh
     limit = found.key;
     ties = found.left / weigh.weight(logit_of_key(limit)) + 1;
   }
-  const auto kept_above = [&](u32 id) { return key_of_logit(row[id]) > limit ? weigh.kept(row[id]) : 0; };
-  const u64 total = sum_of_row(vocab, scratch.partial, kept_above) + ties * weigh.kept(logit_of_key(limit));
+  const u64 total = sum_of_row(vocab, scratch.partial, above) + ties * weigh.weight(logit_of_key(limit));
   // The target is below the total, so the walk ends before the limit does.
-  const Found found = descend<KEY_BITS>(vocab, __umul64hi(random, total), scratch, key, kept);
-  const u64 index = found.left / weigh.kept(logit_of_key(found.key));
+  const Found found = descend<KEY_BITS>(vocab, __umul64hi(random, total), scratch, key, weight);
+  const u64 index = found.left / weigh.weight(logit_of_key(found.key));
   const auto is_tie = [&](u32 id) { return (u64)(key_of_logit(row[id]) == found.key); };
   return LAST_ID - descend<ID_BITS>(vocab, index, scratch, id_key, is_tie).key;
 }

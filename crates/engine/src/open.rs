@@ -119,11 +119,10 @@ pub enum OpenError {
 /// # Errors
 /// [`OpenError`]; all are the settings' or the file's fault.
 pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> {
-    let opener = options.kind.opener();
-    open_engine_by(options, |file, options| {
-        check_memory(file, &options)?;
-        opener(file, options)
-    })
+    let (opener, file) = (options.kind.opener(), options.model.map(Model::open).transpose()?);
+    // Before anything reads the file whole: what does not fit is refused at once.
+    check_memory(file.as_ref(), &options)?;
+    open_file(file, options, opener)
 }
 
 /// Opens an engine of another crate, which looks after the memory that it needs.
@@ -134,11 +133,16 @@ pub fn open_engine_by(
     options: OpenOptions<'_>,
     opener: impl FnOnce(Option<&Model>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>,
 ) -> Result<OpenedEngine, OpenError> {
+    let file = options.model.map(Model::open).transpose()?;
+    open_file(file, options, opener)
+}
+
+fn open_file(
+    file: Option<Model>,
+    options: OpenOptions<'_>,
+    opener: impl FnOnce(Option<&Model>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>,
+) -> Result<OpenedEngine, OpenError> {
     let protocol_version = options.protocol_version;
-    let file = match options.model {
-        Some(path) => Some(Model::open(path)?),
-        None => None,
-    };
     let (tokenizer_hash, engine) = std::thread::scope(|scope| {
         // Both take longer than the weights are packed. Whoever needs the content's hash waits for the thread that computes it.
         let hashes = file.as_ref().map(|file| {

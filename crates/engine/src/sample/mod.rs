@@ -5,7 +5,7 @@
 //! 2. `logit_bias` is added; before `min_tokens` the end and stop tokens are masked; repetition penalty (prompt and outputs), then
 //!    frequency and presence penalties (outputs only); tokens that are not allowed are masked;
 //! 3. temperature 0 takes the largest logit, ties to the lowest id;
-//! 4. otherwise logits are divided by the temperature, then top-k, top-p, min-p cut, each among the survivors of the one before;
+//! 4. otherwise logits are divided by the temperature, then min-p, top-k, top-p cut, each among the survivors of the one before;
 //! 5. one token is drawn with the 64 random bits of (seed, choice, output index).
 //!
 //! Weights are `exp(logit - best)` as integers of [`WEIGHT_BITS`] bits. Their sums are exact, so no order of summation can
@@ -209,13 +209,12 @@ impl Sampler {
         let weigh = Weigh {
             best,
             temperature: params.temperature,
+            bar: min_p_bar(params.min_p),
         };
         let top_k = params.top_k.map(|k| k.max(1) as usize).filter(|k| *k < logits.len());
         if top_k.is_none() && params.top_p >= 1.0 {
             self.weights.clear();
-            let bar = min_p_bar(params.min_p);
-            self.weights
-                .extend(logits.iter().map(|logit| keep_from(bar, weigh.weight(*logit))));
+            self.weights.extend(logits.iter().map(|logit| weigh.weight(*logit)));
             return pick(&self.weights, random) as u32;
         }
         let reach = match top_k {
@@ -232,7 +231,7 @@ impl Sampler {
             }
         };
         self.weights.clear();
-        let (bar, mut sum) = (min_p_bar(params.min_p), 0);
+        let mut sum = 0;
         for (logit, _) in &self.kept {
             // The best one is always kept, also for a top_p of 0.
             if sum >= reach && !self.weights.is_empty() {
@@ -240,7 +239,7 @@ impl Sampler {
             }
             let weight = weigh.weight(*logit);
             sum += weight;
-            self.weights.push(keep_from(bar, weight));
+            self.weights.push(weight);
         }
         self.kept[pick(&self.weights, random)].1
     }
@@ -305,21 +304,20 @@ fn mask(logits: &mut [f32], allowed: &[u32]) {
 struct Weigh {
     best: f32,
     temperature: f32,
+    /// Of min-p: what weighs less has no weight at all.
+    bar: u64,
 }
 
 impl Weigh {
     fn weight(self, logit: f32) -> u64 {
         // A difference of 0 over a tiny temperature is still 0, so the best token keeps its full weight.
-        (exp((logit - self.best) / self.temperature) * (1u64 << WEIGHT_BITS) as f32) as u64
+        let weight = (exp((logit - self.best) / self.temperature) * (1u64 << WEIGHT_BITS) as f32) as u64;
+        if weight >= self.bar { weight } else { 0 }
     }
 }
 
 fn min_p_bar(min_p: f32) -> u64 {
     (f64::from(min_p.clamp(0.0, 1.0)) * (1u64 << WEIGHT_BITS) as f64) as u64
-}
-
-fn keep_from(bar: u64, weight: u64) -> u64 {
-    if weight >= bar { weight } else { 0 }
 }
 
 /// The summed weight that top-p must reach: at least 1, so that something is kept.

@@ -225,6 +225,9 @@ fn draws_follow_the_cut_distributions() {
     // Top-p counts within the top-k survivors: 0.286 / 0.747 twice reaches 0.7.
     let both = case(|p| (p.top_k, p.top_p) = (Some(3), 0.7));
     assert_fits(&both.counts(&LOGITS, 40_000), &renormalised(&[1, 4]));
+    // And within the survivors of min-p: (2 * 0.286 + 0.174) / 0.851 is beyond 0.8.
+    let both = case(|p| (p.min_p, p.top_p) = (0.3, 0.8));
+    assert_fits(&both.counts(&LOGITS, 40_000), &renormalised(&[1, 4, 3]));
     assert_fits(&case(|p| p.top_k = Some(1)).counts(&LOGITS, 100), &renormalised(&[1]));
     assert_fits(&case(|p| p.top_p = 0.0).counts(&LOGITS, 100), &renormalised(&[1]));
 }
@@ -416,7 +419,8 @@ proptest! {
         prop_assert!(top_k.is_none_or(|k| rank < k as usize));
         let probabilities = softmax(&adjusted, f64::from(temperature));
         prop_assert!(probabilities[token as usize] >= f64::from(min_p) * probabilities[order[0]] * 0.999);
-        let survivors: f64 = order.iter().take(top_k.unwrap_or(u32::MAX) as usize).map(|i| probabilities[*i]).sum();
+        let first_k = order.iter().take(top_k.unwrap_or(u32::MAX) as usize).map(|i| probabilities[*i]);
+        let survivors: f64 = first_k.filter(|p| *p >= f64::from(min_p) * probabilities[order[0]] * 0.999).sum();
         let before: f64 = order[..rank].iter().map(|id| probabilities[*id]).sum();
         prop_assert!(before <= f64::from(top_p) * survivors * 1.001 + 1e-9);
 

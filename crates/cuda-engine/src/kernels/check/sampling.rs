@@ -71,6 +71,7 @@ fn cases(vocab: u32) -> Vec<Case> {
         list.push(case(logits, |_| {}));
         list.push(case(logits, |params| params.min_p = 0.2));
         list.push(case(logits, |params| params.top_p = 0.7));
+        list.push(case(logits, |params| (params.min_p, params.top_p) = (0.3, 0.8)));
         list.push(case(logits, |params| params.top_k = Some(5)));
         list.push(case(logits, |params| {
             (params.top_k, params.top_p, params.min_p) = (Some(40), 0.5, 0.1)
