@@ -355,6 +355,12 @@ impl LocalCluster {
         exits.find(|exit| !exit.has_left())
     }
 
+    /// After [`LocalCluster::stop`]: the first process in start order that ended by a signal or with an error.
+    pub fn first_bad_end(&self) -> Option<NodeExit> {
+        let mut exits = self.order.iter().filter_map(|name| self.exit_of(name));
+        exits.find(|exit| !exit.status.success())
+    }
+
     fn running_nodes(&self) -> usize {
         let is_node = |process: &&Process| process.spec.kind != ProcessKind::Coordinator;
         let nodes = self.processes.values().filter(is_node);

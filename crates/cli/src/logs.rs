@@ -146,7 +146,7 @@ fn same_address(url: &str) -> String {
 
 /// The logs of the cluster that are not among the known ones: of one process, or of all.
 fn tails(cluster: &SeenRun, process: Option<&str>, known: &[String]) -> anyhow::Result<Vec<Tail>> {
-    let names = process_names(cluster);
+    let names = cluster.facts.processes();
     if let Some(process) = process.filter(|process| !names.iter().any(|name| name == process)) {
         return Err(anyhow::anyhow!(
             "there is no log of a process `{process}`; there are: {}",
@@ -161,20 +161,11 @@ fn tails(cluster: &SeenRun, process: Option<&str>, known: &[String]) -> anyhow::
     Ok(new.map(|name| Tail::new(&cluster.facts.logs, name)).collect())
 }
 
-/// In the order of the alphabet.
-fn process_names(cluster: &SeenRun) -> Vec<String> {
-    let files = std::fs::read_dir(&cluster.facts.logs).into_iter().flatten().flatten();
-    let name = |file: std::fs::DirEntry| Some(file.file_name().to_str()?.strip_suffix(".log")?.to_owned());
-    let mut names: Vec<String> = files.filter_map(name).collect();
-    names.sort_unstable();
-    names
-}
-
 /// The processes of the cluster that runs here, for the completion of the command line.
 pub(crate) fn known_processes(url: Option<&str>) -> Vec<String> {
     let runs = run_folder::parent().map(|parent| run_folder::all(&parent));
     let cluster = chosen(runs.unwrap_or_default(), url);
-    cluster.map(|cluster| process_names(&cluster)).unwrap_or_default()
+    cluster.map(|cluster| cluster.facts.processes()).unwrap_or_default()
 }
 
 /// Sorts lines of several processes. A line without a time belongs to the one before it in its own log.

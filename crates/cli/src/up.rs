@@ -275,6 +275,9 @@ async fn drain(cluster: &LocalCluster, signals: &mut Signals, stop: Stop, grace:
             if !killed.is_empty() {
                 bail!("not drained within {} s, killed: {}", grace.as_secs(), killed.join(", "));
             }
+            if let Some(exit) = cluster.first_bad_end() {
+                bail!("a process did not end well: {exit}");
+            }
             say!("stopped; no process is left");
             Ok(stop.exit())
         }

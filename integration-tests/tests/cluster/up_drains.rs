@@ -169,6 +169,31 @@ async fn a_second_ctrl_c_stops_at_once() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_process_that_dies_during_the_drain_is_a_failure_and_its_log_stays() -> anyhow::Result<()> {
+    let _machine = lock_machine().await?;
+    let up = Up::start("1p1d").await?;
+    let rows = up.ready["processes"].as_array().context("a list of processes")?;
+    let prefill = rows.iter().find(|row| row["role"] == "prefill");
+    let pid = prefill.and_then(|row| row["pid"].as_u64()).context("its pid")?;
+    let mut answer = stream(&up, 2000).await?;
+    answer.chunk().await?.context("the answer starts")?;
+    up.signal("TERM").await?;
+    wait_until("the drain has begun", EXIT_WITHIN, || {
+        let said = up.said();
+        std::future::ready(if said.contains("draining") { Ok(()) } else { Err(said) })
+    })
+    .await?;
+    send_signal("KILL", u32::try_from(pid)?).await?;
+    // The answer needs its prefill node no longer. It ends with its client.
+    drop(answer);
+    let (status, said) = up.ended().await?;
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("prefill-0") && said.contains("signal: 9"), "{said}");
+    assert!(said.contains("the processes' logs are in"), "{said}");
+    Ok(())
+}
+
 /// Starts a streamed answer of exactly `tokens` tokens.
 async fn stream(up: &Up, tokens: u32) -> anyhow::Result<reqwest::Response> {
     let body = json!({

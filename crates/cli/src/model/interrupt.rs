@@ -1,5 +1,5 @@
-//! The signals that end a fetch of a model. They are noticed between two steps, so that everything half-done is
-//! removed.
+//! The signals that end a fetch of a model. They are noticed between two steps, so that everything half-done is removed. After the
+//! fetch they end the process again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::signals::Signals;
 #[derive(Debug)]
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
-    /// Dropping it ends the watching thread.
+    /// Dropping it ends the watching; then the thread stands in for whoever does not listen.
     _watch: Option<oneshot::Sender<()>>,
 }
 
@@ -23,7 +23,7 @@ impl Interrupt {
     /// pull removes what is left.
     pub fn watch() -> Interrupt {
         let requested = Arc::new(AtomicBool::new(false));
-        let (watch, dropped) = oneshot::channel::<()>();
+        let (watch, mut dropped) = oneshot::channel::<()>();
         let seen = Arc::clone(&requested);
         let started = thread::Builder::new().name("pull-signals".to_owned()).spawn(move || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else {
@@ -32,9 +32,13 @@ impl Interrupt {
             runtime.block_on(async {
                 let Ok(mut signals) = Signals::install() else { return };
                 tokio::select! {
-                    _ = signals.next() => seen.store(true, Ordering::Relaxed),
-                    _ = dropped => {}
+                    _ = signals.next() => {
+                        seen.store(true, Ordering::Relaxed);
+                        let _ = dropped.await;
+                    }
+                    _ = &mut dropped => {}
                 }
+                signals.stand_in().await;
             });
         });
         Interrupt {
@@ -60,5 +64,67 @@ impl Interrupt {
         } else {
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use super::*;
+
+    const ENDS_WITHIN: Duration = Duration::from_secs(10);
+    const IS_CHILD: &str = "BATON_TEST_FETCHED_BEFORE";
+
+    /// The test starts itself, so that the signal ends a process of its own.
+    #[test]
+    fn ctrl_c_ends_what_runs_after_a_fetch() {
+        if std::env::var_os(IS_CHILD).is_some() {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+            // From here on no signal ends it by itself.
+            drop(
+                runtime
+                    .expect("a runtime")
+                    .block_on(async { Signals::install() })
+                    .expect("installed"),
+            );
+            drop(Interrupt::watch());
+            println!("fetched");
+            loop {
+                std::thread::park();
+            }
+        }
+        let own = std::env::current_exe().expect("this test");
+        let mut child = Command::new(own)
+            .args([
+                "--exact",
+                "model::interrupt::tests::ctrl_c_ends_what_runs_after_a_fetch",
+                "--nocapture",
+            ])
+            .env(IS_CHILD, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let is_said = lines.map_while(Result::ok).any(|line| line.contains("fetched"));
+        assert!(is_said, "it ended before its fetch did: {:?}", child.wait());
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
+        let began = Instant::now();
+        // The thread that stands in may not have begun to, so one signal may not do.
+        let end = loop {
+            kill_process(pid, Signal::INT).expect("sent");
+            match child.try_wait().expect("its end") {
+                Some(end) => break Some(end),
+                None if began.elapsed() < ENDS_WITHIN => std::thread::yield_now(),
+                None => break None,
+            }
+        };
+        // Nothing happens where it has ended.
+        let _ = child.kill();
+        assert_eq!(end.and_then(|end| end.code()), Some(130));
     }
 }

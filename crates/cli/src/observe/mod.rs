@@ -25,7 +25,7 @@ use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
 use crate::http::{self, TrustArgs};
-use crate::signals::{Signals, Stop};
+use crate::signals::Signals;
 
 #[derive(Clone, Debug, Args)]
 pub struct UrlArgs {
@@ -88,11 +88,7 @@ pub(crate) fn run_until_signal(verb: impl Future<Output = anyhow::Result<Exit>>)
         let mut signals = Signals::install().context("cannot listen for Ctrl-C")?;
         tokio::select! {
             outcome = verb => outcome,
-            stop = signals.next() => Ok(match stop {
-                Stop::Interrupt => Exit::Interrupted,
-                // The status is not 0: a script must not take an interrupted `status` for an answer.
-                Stop::Terminate => Exit::Failure,
-            }),
+            stop = signals.next() => Ok(stop.exit_early()),
         }
     });
     // A blocked read of the terminal must not delay the exit.

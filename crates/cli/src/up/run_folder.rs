@@ -34,6 +34,23 @@ pub(crate) struct RunFacts {
     pub logs: PathBuf,
 }
 
+impl RunFacts {
+    /// The names of the processes that have a log, in the order of the alphabet. A folder of the user's may have logs of earlier clusters,
+    /// which nobody has written to since this one began.
+    pub fn processes(&self) -> Vec<String> {
+        let started = UNIX_EPOCH + Duration::from_millis(self.started_unix_ms);
+        let name = |file: fs::DirEntry| {
+            let written = file.metadata().and_then(|facts| facts.modified()).ok()?;
+            let name = file.file_name().to_str()?.strip_suffix(".log")?.to_owned();
+            (written >= started).then_some(name)
+        };
+        let files = fs::read_dir(&self.logs).into_iter().flatten().flatten();
+        let mut names: Vec<String> = files.filter_map(name).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
 /// A cluster that runs here, or one that ended and left its folder.
 #[derive(Clone, Debug)]
 pub(crate) struct SeenRun {
@@ -139,18 +156,7 @@ impl RunFolder {
     }
 
     pub fn has_logs(&self) -> bool {
-        let entries = fs::read_dir(self.logs()).into_iter().flatten().flatten();
-        let started = UNIX_EPOCH + Duration::from_millis(self.facts.started_unix_ms);
-        // A folder of the user's may have logs of earlier runs.
-        let is_of_this_run = |entry: fs::DirEntry| {
-            let is_log = entry.path().extension().is_some_and(|ending| ending == "log");
-            is_log
-                && entry
-                    .metadata()
-                    .and_then(|facts| facts.modified())
-                    .is_ok_and(|at| at >= started)
-        };
-        entries.into_iter().any(is_of_this_run)
+        !self.facts.processes().is_empty()
     }
 
     /// Removes the folder. Logs in a folder that the user named stay.
@@ -193,6 +199,22 @@ mod tests {
         first.remove();
         let runs = all(&parent);
         assert!(runs.len() == 1 && !runs[0].is_running, "{runs:?}");
+    }
+
+    #[test]
+    fn logs_of_an_earlier_cluster_in_the_same_folder_are_not_of_this_one() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let logs = tempfile::tempdir().expect("a folder");
+        let earlier = File::create(logs.path().join("prefill-1.log")).expect("made");
+        let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+        earlier.set_modified(hour_ago).expect("set");
+        let folder = RunFolder::create(parent.path(), Some(logs.path())).expect("made");
+        assert!(!folder.has_logs());
+        let own = File::create(logs.path().join("decode-0.log")).expect("made");
+        own.set_modified(SystemTime::now() + Duration::from_secs(1))
+            .expect("set");
+        File::create(logs.path().join("notes.txt")).expect("made");
+        assert_eq!(folder.facts.processes(), ["decode-0"]);
     }
 
     #[test]
