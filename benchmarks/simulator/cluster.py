@@ -52,11 +52,11 @@ def figures(run):
 class Cluster:
     """`baton up` with one thread for each node, and each node on a core of its own."""
 
-    def __init__(self, baton, topology, engine, cores, more=()):
+    def __init__(self, baton, topology, engine, cores, more=(), environment=()):
         self.baton = baton
         command = [baton, "up", "--topology", topology, "--threads-per-node", "1", "--engine", engine]
         command += ["--listen", "127.0.0.1:0", "--quiet", "--json", *more]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, env={**os.environ, **dict(environment)}, stdout=subprocess.PIPE, text=True)
         try:
             self.pin_when_ready(command, cores)
         except BaseException:

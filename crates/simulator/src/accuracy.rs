@@ -37,6 +37,12 @@ impl AccuracyEntry {
 }
 
 impl Accuracy {
+    /// The median of the errors.
+    pub(crate) fn error_median(&self) -> f64 {
+        let errors = Samples::new(self.entries.iter().map(AccuracyEntry::error));
+        errors.percentile(50.0).unwrap_or(0.0)
+    }
+
     /// One sentence for whoever reads a simulated figure.
     pub fn sentence(&self) -> String {
         let errors = Samples::new(self.entries.iter().map(AccuracyEntry::error));
@@ -45,7 +51,7 @@ impl Accuracy {
             .iter()
             .filter(|entry| entry.error() <= entry.allowed())
             .count();
-        let median = errors.percentile(50.0).unwrap_or(0.0);
+        let median = self.error_median();
         let largest = errors.percentile(100.0).unwrap_or(0.0);
         format!(
             "against real runs of {}: median error {:.0} %, largest {:.0} %, {met} of {} figures within the larger of 10 % and 1.5 times what real runs differ by",

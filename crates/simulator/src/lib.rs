@@ -15,6 +15,7 @@ pub mod outcome;
 pub mod scenario;
 mod step_costs;
 pub mod topology;
+mod uncertainty;
 mod world;
 
 pub use outcome::Outcome;

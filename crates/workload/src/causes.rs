@@ -11,7 +11,7 @@ use crate::statistics::Samples;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CauseKind {
-    /// The client sent it late.
+    /// The client sent it late, or had no place for it (`--max-concurrency`).
     Client,
     /// It waited for a place.
     Queue,
@@ -52,6 +52,8 @@ pub struct Usual {
     tpot_ms: f64,
     /// A low percentile: what a token of a prompt takes when nothing is in its way.
     prompt_ms_per_token: f64,
+    /// How many requests the client had at a time at most, where that was limited.
+    places: Option<u64>,
 }
 
 /// The parts of a request's time, in milliseconds. They add up to its end-to-end time where the server tells its stages.
@@ -77,6 +79,7 @@ impl Usual {
             tpot_ms: at(50.0, &RequestRecord::tpot_ms),
             prompt_ms_per_token: at(10.0, &|record| Some(record.ttft_ms()? / computed(record))),
             parts: Parts::default(),
+            places: run.places(),
         };
         let part = |of: fn(&Parts) -> f64| at(50.0, &|record| Some(of(&usual.parts_of(record))));
         usual.parts = Parts {
@@ -161,7 +164,12 @@ impl Usual {
     fn words(&self, kind: CauseKind, record: &RequestRecord, [ms, usual_ms]: [f64; 2]) -> String {
         let told = record.server.as_ref();
         let mut words = match kind {
-            CauseKind::Client => "client: it was sent late".to_owned(),
+            CauseKind::Client => match self.places {
+                Some(places) => {
+                    format!("client: it was sent late; each waits while {places} others run (--max-concurrency)")
+                }
+                None => "client: it was sent late".to_owned(),
+            },
             CauseKind::Queue => match told.and_then(longest_wait) {
                 Some(stage) => format!("queue: it waited, longest in {stage}"),
                 None => "queue: it waited, and the server does not tell where".to_owned(),
@@ -320,7 +328,11 @@ mod tests {
         let mut late = usual(99);
         late.sent += Duration::from_millis(300);
         delay(&mut late, 0, 300);
-        assert_eq!(cause(late), CauseKind::Client);
+        assert_eq!(cause(late.clone()), CauseKind::Client);
+        let mut limited = run("run", vec![late]);
+        limited.environment.insert("max_concurrency".to_owned(), 3.into());
+        let words = Usual::of(&limited).cause(&limited.records[0]).words;
+        assert!(words.contains("while 3 others run"), "{words}");
     }
 
     #[test]

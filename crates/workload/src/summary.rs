@@ -204,8 +204,7 @@ impl Lag {
 /// k + limit needs k others to have ended.
 fn places_free(run: &Run) -> Vec<Duration> {
     let mut free = vec![Duration::ZERO; run.records.len()];
-    let limit = run.environment.get("max_concurrency").and_then(|limit| limit.as_u64());
-    let Some(limit) = limit.filter(|_| run.loop_kind == LoopKind::Open) else {
+    let Some(limit) = run.places() else {
         return free;
     };
     let mut ends: Vec<Duration> = run.records.iter().map(|record| record.ended).collect();

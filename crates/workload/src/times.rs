@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::comparison::Slo;
-use crate::record::{Outcome, RequestRecord, Run, RunPart};
+use crate::record::{LoopKind, Outcome, RequestRecord, Run, RunPart};
 use crate::statistics::Samples;
 
 /// A gap is a stall when it is longer than this many times the request's median gap...
@@ -112,6 +112,12 @@ impl RequestRecord {
 }
 
 impl Run {
+    /// Of an open loop in which only so many requests could run at a time: how many.
+    pub(crate) fn places(&self) -> Option<u64> {
+        let limit = self.environment.get("max_concurrency")?.as_u64();
+        limit.filter(|_| self.loop_kind == LoopKind::Open)
+    }
+
     /// The measured requests that completed.
     pub(crate) fn completed(&self) -> impl Iterator<Item = &RequestRecord> {
         self.records

@@ -21,7 +21,8 @@ use super::change::{Change, FORMS};
 use super::prediction::{Prediction, Row};
 use crate::exit::{Exit, WithExit as _};
 
-/// Each simulation draws the variation of steps anew. An odd number has a median.
+/// Each simulation draws the variation of steps anew, and the costs as another measurement may have given them. An odd number has a
+/// median.
 const SEEDS: u64 = 5;
 
 #[derive(Debug, Args)]
@@ -119,6 +120,7 @@ fn summaries(scenario: &Scenario, slo: &Slo) -> anyhow::Result<Vec<Summary>> {
     let of_seed = |seed| {
         let scenario = Scenario {
             seed,
+            costs: scenario.costs.measured_again(seed),
             ..scenario.clone()
         };
         let outcome = simulate(&scenario).with_context(|| format!("cannot simulate {}", scenario.name))?;
@@ -155,6 +157,7 @@ fn as_json(
         "faults_not_simulated": traffic.faults,
         "recorded": recorded,
         "simulations": SEEDS,
+        "typical_error": base.costs.typical_error(),
         "prediction": prediction,
         "costs": base.costs.name,
         "error": base.costs.accuracy_sentence(),
@@ -168,12 +171,14 @@ fn as_text((base, changed): (&Scenario, &Scenario), traffic: &Traffic, predictio
     let _ = writeln!(
         out,
         "{} requests in {:.1} s on {}; what if {}?\n\
-         medians of {SEEDS} simulations, with the costs of {}\n",
+         medians of {SEEDS} simulations, with the costs of {};\n\
+         each size of a step is drawn anew for each simulation, by the typical error of {:.1} %\n",
         traffic.trace.requests.len(),
         traffic.span().as_secs_f64(),
         base.topology,
         changed.name,
         base.costs.name,
+        100.0 * base.costs.typical_error(),
     );
     let _ = writeln!(
         out,

@@ -1,0 +1,103 @@
+//! Costs are measured, and another measurement would give others. What is said of a change has to hold for those, too.
+
+use crate::arithmetic::{factor, keyed};
+use crate::costs::{BATCHES, CHUNKS, Costs, StepCosts, StepShape};
+
+/// The streams of draws for chunks and for batches.
+const OF_CHUNKS: u64 = 0;
+const OF_BATCHES: u64 = 1;
+
+impl Costs {
+    /// What a simulated figure is typically off by, as a share: against real runs where that was measured, else what a step is off by in
+    /// the fit. 0 for costs that were typed in.
+    pub fn typical_error(&self) -> f64 {
+        let of_fit = || self.fit.as_ref().map_or(0.0, |fit| fit.error_median);
+        self.accuracy
+            .as_ref()
+            .map_or_else(of_fit, |accuracy| accuracy.error_median())
+    }
+
+    /// These costs as another measurement may have given them: each size of chunk and of batch takes longer or shorter by a share of its
+    /// own, as large as the typical error. What all steps have in common moves both sides of a comparison alike, and stays.
+    #[must_use]
+    pub fn measured_again(&self, seed: u64) -> Self {
+        let (mut again, variation) = (self.clone(), self.typical_error());
+        let more = |stream: u64, place: usize, seconds: f64| {
+            let bits = keyed(seed, stream, place as u64);
+            seconds * (factor(bits, variation) - 1.0)
+        };
+        for (place, chunk) in CHUNKS.into_iter().enumerate() {
+            again.step.chunk_seconds[place] += more(OF_CHUNKS, place, self.step.seconds_of_chunk(chunk));
+        }
+        for (place, batch) in BATCHES.into_iter().enumerate() {
+            again.step.batch_seconds[place] += more(OF_BATCHES, place, self.step.seconds(&StepShape::of_batch(batch)));
+        }
+        again
+    }
+}
+
+impl StepCosts {
+    /// A step with so many prompt tokens, without what they attend to.
+    fn seconds_of_chunk(&self, tokens: u64) -> f64 {
+        self.seconds(&StepShape {
+            prefill_tokens: tokens,
+            ..StepShape::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::costs::{FitReport, HostCosts, LinkCosts, Overheads};
+
+    fn costs(error_median: Option<f64>) -> Costs {
+        Costs {
+            name: "test".into(),
+            origin: "typed in".into(),
+            step: StepCosts {
+                fixed_seconds: 0.01,
+                prefill_token_seconds: 0.001,
+                ..StepCosts::default()
+            },
+            overheads: Overheads::default(),
+            link: LinkCosts {
+                name: "grpc".into(),
+                latency_seconds: 0.0,
+                bytes_per_second: 1e9,
+                is_streamed: true,
+            },
+            host: HostCosts::default(),
+            kv_bytes_per_token: 1,
+            fit: error_median.map(|error_median| FitReport {
+                error_median,
+                error_max: error_median,
+                points: Vec::new(),
+            }),
+            accuracy: None,
+        }
+    }
+
+    #[test]
+    fn each_size_moves_by_a_share_of_its_own_that_is_as_large_as_the_error() {
+        let (costs, error) = (costs(Some(0.05)), 0.05);
+        let mut shares = Vec::new();
+        for seed in 0..2_000 {
+            let again = costs.measured_again(seed);
+            assert_eq!(again.check(), Ok(()));
+            assert_ne!(
+                again.step.chunk_seconds[0] / again.step.chunk_seconds[5],
+                costs.step.seconds_of_chunk(CHUNKS[0]) / costs.step.seconds_of_chunk(CHUNKS[5])
+            );
+            shares.push(again.step.seconds_of_chunk(512) / costs.step.seconds_of_chunk(512) - 1.0);
+        }
+        let deviation = (shares.iter().map(|share| share * share).sum::<f64>() / shares.len() as f64).sqrt();
+        assert!((deviation / error - 1.0).abs() < 0.1, "{deviation}");
+    }
+
+    #[test]
+    fn costs_without_an_error_stay_as_they_are() {
+        let costs = costs(None);
+        assert_eq!(costs.measured_again(7), costs);
+    }
+}
