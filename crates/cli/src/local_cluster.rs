@@ -356,7 +356,7 @@ impl LocalCluster {
     }
 
     /// After [`LocalCluster::stop`]: the first process in start order that ended by a signal or with an error.
-    pub fn first_bad_end(&self) -> Option<NodeExit> {
+    pub(crate) fn first_bad_end(&self) -> Option<NodeExit> {
         let mut exits = self.order.iter().filter_map(|name| self.exit_of(name));
         exits.find(|exit| !exit.status.success())
     }
