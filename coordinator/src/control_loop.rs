@@ -349,7 +349,13 @@ impl ControlLoop {
             return;
         };
         let wait = facts.queued_for;
-        let mut admission = MeasuredSpan::new("admission", live.submitted, now);
+        let waited_ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+        let since = match key.attempt.0 {
+            0 => live.submitted,
+            // A request that is placed again has waited since the end of its last attempt.
+            _ => Time(now.0.saturating_sub(waited_ns)),
+        };
+        let mut admission = MeasuredSpan::new("admission", since, now);
         admission.attributes = vec![
             KeyValue::new("lane", live.lane),
             KeyValue::new("wait_ms", i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)),

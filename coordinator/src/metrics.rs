@@ -210,7 +210,9 @@ impl EdgeMetrics for Metrics {
         self.prompt_tokens.observe(f64::from(ended.prompt_tokens));
         self.output_tokens.observe(f64::from(ended.output_tokens));
         self.judged(ended);
-        for (stage, duration) in &ended.stages.0 {
+        // The stages before the first token sum to its time, so they count where there was one.
+        let is_counted = |stage: Stage| ended.ttft.is_some() || !stage.is_before_first_token();
+        for (stage, duration) in ended.stages.0.iter().filter(|(stage, _)| is_counted(*stage)) {
             let stage = self.stages.get_or_create(&StageLabels::from(*stage));
             stage.observe(duration.as_secs_f64());
         }

@@ -241,7 +241,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     };
     let admin_address = admin.as_ref().map(|(_, address)| *address);
     let port_of_console = admin_address.unwrap_or(http_address).port();
-    let keys = open_keys(&config, port_of_console, shutdown.clone())?;
+    let keys = open_keys(&config, port_of_console, drained.clone())?;
     let coordinator = Coordinator::start(&config, shutdown.clone()).await?;
     let registry = register(&config, (&coordinator, http_address), shutdown.clone())?;
     let insight = Insight {
@@ -321,12 +321,13 @@ fn open_certificate(config: &Config, stop: &Shutdown) -> anyhow::Result<Option<S
 }
 
 /// The clients' keys, where they are asked for. Their file is followed until `shutdown`.
-fn open_keys(config: &Config, port: u16, shutdown: Shutdown) -> anyhow::Result<Option<Keys>> {
+fn open_keys(config: &Config, port: u16, drained: Shutdown) -> anyhow::Result<Option<Keys>> {
     let Some(file) = &config.api_keys else {
         return Ok(None);
     };
     let keys = Keys::open(file, port).context("--api-keys")?;
-    tokio::spawn(keys.clone().follow(shutdown));
+    // A key that is revoked during the drain is refused as at any time.
+    tokio::spawn(keys.clone().follow(drained));
     Ok(Some(keys))
 }
 

@@ -1,8 +1,8 @@
 //! Service level objectives: the profile that judges a request, the judgement, and the budget that is left.
 //!
 //! A request is good when it ended well, its first token came within the profile's TTFT limit, and the 99th percentile of
-//! its own gaps between tokens stayed within the profile's ITL limit. A request that its client cancelled, or that was
-//! invalid, counts neither as good nor as bad.
+//! its own gaps between tokens stayed within the profile's ITL limit. A request that was invalid counts neither as good nor as bad,
+//! nor does one that its client cancelled, unless the client had waited longer for the first token than the limit.
 
 mod config;
 
@@ -64,6 +64,7 @@ pub struct Ended<'a> {
     pub status: u16,
     pub ttft: Option<Duration>,
     pub itl_p99: Option<Duration>,
+    pub e2e: Duration,
 }
 
 /// `None` when the request is not judged. Else the limits that it broke; none means good.
@@ -82,6 +83,8 @@ pub fn judge(profile: &SloProfile, ended: &Ended<'_>) -> Option<Vec<Breach>> {
                     .collect(),
             )
         }
+        // Whoever gives up waiting for a slow cluster must not make it look well.
+        "cancelled" if !had_tokens && ended.e2e > profile.ttft_max => Some(vec![Breach::Ttft]),
         "cancelled" | "invalid_request" | "too_large_for_pool" | "prompt_too_long" | "too_many_choices"
         | "ruled_out" | "slow_reader" => None,
         "deadline" | "queue_timeout" | "no_room" => Some(vec![Breach::HardTimeout]),
@@ -269,6 +272,7 @@ mod tests {
             status: 200,
             ttft: Some(Duration::from_millis(ttft_ms)),
             itl_p99: Some(Duration::from_millis(itl_ms)),
+            e2e: Duration::from_secs(30),
         }
     }
 
@@ -301,6 +305,14 @@ mod tests {
         for outcome in ["cancelled", "invalid_request"] {
             assert_eq!(judge(&chat, &ended(outcome, 999, 999)), None, "{outcome}");
         }
+        let gave_up = |after_ms| Ended {
+            status: 499,
+            ttft: None,
+            e2e: Duration::from_millis(after_ms),
+            ..ended("cancelled", 0, 0)
+        };
+        assert_eq!(judge(&chat, &gave_up(300)), None, "the first token was not late yet");
+        assert_eq!(judge(&chat, &gave_up(301)), Some(vec![Breach::Ttft]));
     }
 
     #[test]

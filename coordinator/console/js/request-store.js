@@ -71,8 +71,8 @@ export class RequestStore extends EventTarget {
     for (const record of records) {
       if (!Number.isFinite(record?.seq)) continue;
       const known = this.bySeq.get(record.seq);
-      // A page read before an event must not take an ended request back.
-      if (known && known.outcome !== null && record.outcome === null) continue;
+      // A page read before an event must not take an ended request back. One of another trace is of a coordinator's earlier life.
+      if (known?.trace_id === record.trace_id && known.outcome !== null && record.outcome === null) continue;
       this.bySeq.set(record.seq, record);
     }
     this.forgetOldest();
@@ -93,17 +93,20 @@ export class RequestStore extends EventTarget {
     this.isLoading = true;
     this.changed();
     const fresh = new Map();
+    const knownBefore = [...this.bySeq.keys()];
     try {
       let before = null;
       do {
         const page = await getJson(this.path(before), reading.signal);
+        if (before === null) this.dropEarlierLife(knownBefore, page.records);
         for (const record of page.records) fresh.set(record.seq, record);
         this.kept = page.kept;
         this.forgotten = page.forgotten;
         this.upsert(page.records);
         before = page.records.length > 0 ? page.next_before : null;
       } while (before !== null && before !== undefined && fresh.size < RECORDS_MAX);
-      this.dropGone(fresh);
+      // What came as an event while the pages were read stays.
+      for (const seq of knownBefore) if (!fresh.has(seq)) this.bySeq.delete(seq);
       this.problem = null;
       this.hasLoaded = true;
     } catch (problem) {
@@ -114,13 +117,11 @@ export class RequestStore extends EventTarget {
     this.changed();
   }
 
-  /** After a restart of the coordinator the old records are gone there: they would open nothing. */
-  dropGone(fresh) {
-    const newest = Math.max(-1, ...[...fresh.keys()].slice(0, FIRST_PAGE));
-    for (const seq of this.bySeq.keys()) {
-      // Newer ones came as events while the pages were read.
-      if (!fresh.has(seq) && (seq < newest || fresh.size === 0)) this.bySeq.delete(seq);
-    }
+  /** A coordinator that started again counts from 1. Its first page has the newest record, so all are gone of which one was newer. */
+  dropEarlierLife(knownBefore, newestRecords) {
+    const newest = Math.max(0, ...newestRecords.map((record) => record.seq));
+    if (knownBefore.every((seq) => seq <= newest)) return;
+    for (const seq of knownBefore) this.bySeq.delete(seq);
   }
 
   path(before) {

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use service_runtime::serve::network_of;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
@@ -12,7 +13,7 @@ use tokio::task::AbortHandle;
 /// these places: one more connection closes the oldest. A place ends with its answer, or after two seconds without a
 /// request.
 const PROBE_PLACES: usize = 64;
-/// The part of all connections that one address may have. A proxy in front has one address, so the limit must suit it.
+/// The part of all connections that one address, or one network of IPv6, may have. A proxy in front has one address, so the limit must suit it.
 const OF_ONE_ADDRESS: (usize, usize) = (3, 4);
 
 #[derive(Debug)]
@@ -76,6 +77,7 @@ impl Places {
     }
 
     pub fn take(&self, address: IpAddr) -> Place {
+        let address = network_of(address);
         let mut taken = self.taken.lock();
         let own = taken.get(&address).copied().unwrap_or(0);
         let is_greedy = own >= self.of_one_address_max;
@@ -129,6 +131,15 @@ mod tests {
         assert_eq!(places.take(greedy).serves, Serves::Everything);
         drop(others);
         assert!(places.taken.lock().is_empty());
+    }
+
+    #[test]
+    fn a_host_with_many_addresses_has_the_places_of_one() {
+        let places = Places::new(8);
+        let of = |host: u16, number: u16| IpAddr::from([0x2001, 0xdb8, 0, host, 0, 0, 0, number]);
+        let held: Vec<_> = (0..7).map(|number| places.take(of(1, number))).collect();
+        assert_eq!(held[6].serves, Serves::Probes);
+        assert_eq!(places.take(of(2, 0)).serves, Serves::Everything, "another network");
     }
 
     #[tokio::test]

@@ -33,6 +33,9 @@ const SLO: &str = "x-slo";
 const TIMEOUT_MS: &str = "x-request-timeout-ms";
 /// nginx's number for "client closed the request". It is only logged.
 const STATUS_CLIENT_CLOSED: u16 = 499;
+/// What is kept of a request's first line. No method that is answered is longer, and few paths are.
+const METHOD_CHARS_MAX: usize = 16;
+const PATH_CHARS_MAX: usize = 256;
 
 /// What a client may say about a request in its headers.
 #[derive(Clone, Debug)]
@@ -150,8 +153,9 @@ impl RequestRecord {
             answered_at: OnceLock::new(),
             closing: OnceLock::new(),
             facts: Mutex::new(Facts {
-                method: arrival.method.to_owned(),
-                path: arrival.path.chars().take(256).collect(),
+                // Both are the client's text, of any length that fits its head.
+                method: arrival.method.chars().take(METHOD_CHARS_MAX).collect(),
+                path: arrival.path.chars().take(PATH_CHARS_MAX).collect(),
                 status: None,
                 outcome: None,
                 error: None,

@@ -62,6 +62,7 @@ pub fn remember(known: &Known<'_>, g: &Generation, end: Option<End>) -> Remember
             status: end.status,
             ttft: g.ttft,
             itl_p99: g.gaps.quantile(0.99),
+            e2e: known.e2e,
         };
         judge(&g.slo, &ended)
     });

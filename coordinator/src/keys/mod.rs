@@ -87,7 +87,8 @@ impl KeySet {
     /// The keys of a file. A key that was there before goes on counting what it used.
     fn new(file: KeyFile, before: &KeySet) -> Self {
         let held = |entry: ClientKey| {
-            let known = before.0.iter().find(|held| held.entry.name == entry.name);
+            // A key of the same name may be somebody else's.
+            let known = before.0.iter().find(|held| held.entry.sha256.is(&entry.sha256));
             let usage = known.map(|held| held.usage.clone()).unwrap_or_default();
             let tenant = TenantSalt::of(file.cache_secret.as_ref(), &entry);
             let share = share_of(&entry);

@@ -19,14 +19,14 @@ const CACHE_TENANT_DOMAIN: &[u8] = b"baton cache tenant\0";
 pub struct TenantSalt([u8; 32]);
 
 impl TenantSalt {
-    /// A key without a tenant shares with no other, whatever another's tenant is called.
+    /// A key without a tenant shares with no other, whatever another's tenant is called, and whoever had its name before.
     pub(super) fn of(secret: Option<&CacheSecret>, key: &ClientKey) -> Self {
         let mut hash = Sha256::new();
         hash.update(DOMAIN);
         hash.update(secret.map_or(&[][..], CacheSecret::bytes));
         hash.update(match &key.tenant {
             Some(tenant) => format!("\0tenant\0{tenant}"),
-            None => format!("\0key\0{}", key.name),
+            None => format!("\0key\0{}", key.sha256),
         });
         Self(hash.finalize().into())
     }
@@ -105,6 +105,11 @@ mod tests {
                 seen.push(found);
             }
         }
+        let again = ClientKey {
+            sha256: KeyHash::of("a new key of the same name"),
+            ..key("a", None)
+        };
+        assert_ne!(of("a", None), Some(TenantSalt::of(Some(&secret), &again)));
         assert_eq!(seen[0], None, "as it is without keys and without a salt");
         assert_eq!(of("c", Some("a")), of("d", Some("a")), "two keys of one tenant");
         let counted = tenants.map(|tenant| tenant.map(TenantSalt::cache_tenant));

@@ -117,6 +117,27 @@ fn a_node() -> NodeSnapshot {
     }
 }
 
+#[tokio::test]
+async fn stages_before_the_first_token_count_where_there_was_one() {
+    let metrics = new_metrics(MetricsConfig::default());
+    let refused = EndedRequest {
+        ttft: None,
+        ..ended("queue_full", &stages())
+    };
+    metrics.request_ended(&refused);
+    assert!(
+        !metrics
+            .render()
+            .contains(r#"baton_stage_seconds_count{stage="queue",phase="ttft"}"#)
+    );
+    metrics.request_ended(&ended("ok", &stages()));
+    assert!(
+        metrics
+            .render()
+            .contains(r#"baton_stage_seconds_count{stage="queue",phase="ttft"} 1"#)
+    );
+}
+
 /// Everything that can be told to it, told.
 fn exercised(metrics: &Metrics) -> String {
     metrics.request_ended(&ended("ok", &stages()));

@@ -248,11 +248,12 @@ impl RecordStore {
         {
             let mut ring = self.ring();
             ring.running.remove(&summary.seq);
-            let serving = &summary.serving;
-            if let (Some(prefill), Some(decode)) = (&serving.prefill_node, &serving.decode_node)
-                && serving.transport.is_some()
-            {
-                ring.handed_over((prefill.clone(), decode.clone()), (serving.kv_bytes, summary.seq));
+            for serving in detail.servings() {
+                if let (Some(prefill), Some(decode)) = (&serving.prefill_node, &serving.decode_node)
+                    && serving.transport.is_some()
+                {
+                    ring.handed_over((prefill.clone(), decode.clone()), (serving.kv_bytes, summary.seq));
+                }
             }
             ring.bytes += bytes;
             ring.ended.push_back(detail.clone());
@@ -348,11 +349,16 @@ impl RecordStore {
         page
     }
 
-    /// Finds a request by request id, response id, trace id or number; the newest when several have the id.
+    /// Finds a request by number, response id, request id or trace id; the newest when several have the id. A client may choose the last
+    /// two, so they count only where nothing else has the id.
     pub fn find(&self, id: &str) -> Option<Arc<Detail>> {
         let seq = id.parse::<u64>().ok();
-        let is_it =
-            |s: &Summary| s.id == id || s.trace_id == id || s.response_id.as_deref() == Some(id) || seq == Some(s.seq);
+        let is_own = |s: &Summary| s.response_id.as_deref() == Some(id) || seq == Some(s.seq);
+        let is_chosen = |s: &Summary| s.id == id || s.trace_id == id;
+        self.newest(is_own).or_else(|| self.newest(is_chosen))
+    }
+
+    fn newest(&self, is_it: impl Fn(&Summary) -> bool) -> Option<Arc<Detail>> {
         let running = self.running().into_iter().rev().find(|detail| is_it(&detail.summary));
         running.map(Arc::new).or_else(|| {
             let ring = self.ring();

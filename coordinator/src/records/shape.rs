@@ -288,6 +288,13 @@ impl Detail {
             .flat_map(Serving::nodes)
     }
 
+    /// How each prompt was served.
+    pub(super) fn servings(&self) -> impl Iterator<Item = &Serving> {
+        let only = self.prompts.is_empty().then_some(&self.summary.serving);
+        only.into_iter()
+            .chain(self.prompts.iter().map(|prompt| &prompt.serving))
+    }
+
     /// A rough upper estimate of the memory that the record takes. It bounds the store.
     pub fn bytes(&self) -> usize {
         let s = &self.summary;

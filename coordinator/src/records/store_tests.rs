@@ -1,6 +1,6 @@
 //! The ring's limits, its pages and its filters.
 
-use super::shape::Serving;
+use super::shape::{PromptShape, Serving};
 use super::*;
 
 fn detail(seq: u64, e2e_ms: f64) -> Detail {
@@ -170,6 +170,30 @@ fn a_request_is_found_by_each_of_its_names() {
             handoffs: 2
         })
     );
+    // A client chooses its request's id. It hides no other request.
+    let mut other = detail(9, 1.0);
+    other.summary.id = "cmpl-2".to_owned();
+    store.ended(other);
+    assert_eq!(store.find("cmpl-2").map(|detail| detail.summary.seq), Some(2));
+}
+
+#[test]
+fn each_prompt_of_a_request_counts_for_its_own_pair() {
+    let store = RecordStore::new(RecordLimits::default());
+    let mut of_two = detail(1, 1.0);
+    let of_node = |node: &str, kv_bytes| PromptShape {
+        serving: Serving {
+            decode_node: Some(node.to_owned()),
+            kv_bytes,
+            ..of_two.summary.serving.clone()
+        },
+        ..PromptShape::default()
+    };
+    of_two.prompts = vec![of_node("decode-0", 30), of_node("decode-1", 70)];
+    of_two.summary.serving.kv_bytes = 100;
+    store.ended(of_two);
+    let bytes = |decode: &str| store.pairs()[&("prefill-0".to_owned(), decode.to_owned())].kv_bytes;
+    assert_eq!((bytes("decode-0"), bytes("decode-1")), (30, 70));
 }
 
 #[test]

@@ -22,6 +22,14 @@ impl ReadyState {
     pub fn is_ready(&self) -> bool {
         *self == ReadyState::Ready
     }
+    /// The state without its reason.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            ReadyState::Ready => "ready",
+            ReadyState::NotReady(_) => "not_ready",
+            ReadyState::Draining => "draining",
+        }
+    }
     pub fn words(&self) -> &str {
         match self {
             ReadyState::Ready => "ready",

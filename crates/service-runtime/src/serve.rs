@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{Extensions, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -29,6 +29,7 @@ mod closable;
 mod incoming;
 mod refusals;
 
+pub use incoming::network_of;
 use refusals::Refusals;
 
 /// Enough bytes in flight for 1 MiB frames on a 100 Gb/s link with a round trip of 0.5 ms (6 MiB).
@@ -180,8 +181,7 @@ async fn guarded(
         let error = serde_json::json!({ "error": refusal.message, "code": refusal.code });
         return (refusal.status, axum::Json(error)).into_response();
     }
-    // Every connection has a caller. A request without one would be a fault of this program, and is nobody's.
-    let caller = head.extensions.get().unwrap_or(&Caller::Nobody);
+    let caller = caller_of(&head.extensions);
     match check_call(caller, head.uri.path()) {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(refused) => {
@@ -192,6 +192,11 @@ async fn guarded(
             }
         }
     }
+}
+
+/// Every connection has a caller. A request without one would be a fault of this program, and is nobody's.
+fn caller_of(extensions: &Extensions) -> &Caller {
+    extensions.get().unwrap_or(&Caller::Nobody)
 }
 
 /// The services of a port, how many calls one connection may bring, and who may make them.
@@ -244,21 +249,26 @@ async fn metrics(State(ops): State<Ops>) -> Response {
 }
 
 /// The process lives and answers.
-async fn health(State(ops): State<Ops>) -> Response {
-    answer(&ops, StatusCode::OK)
+async fn health(State(ops): State<Ops>, request: Request) -> Response {
+    answer(&ops, StatusCode::OK, &request)
 }
 
 /// The process can take work.
-async fn ready(State(ops): State<Ops>) -> Response {
+async fn ready(State(ops): State<Ops>, request: Request) -> Response {
     let status = match ops.health.get().is_ready() {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
-    answer(&ops, status)
+    answer(&ops, status, &request)
 }
 
-fn answer(ops: &Ops, status: StatusCode) -> Response {
+fn answer(ops: &Ops, status: StatusCode, request: &Request) -> Response {
     let state = ops.health.get();
+    // A probe without a certificate may be anybody's. Why a process is not ready can name others and their addresses.
+    if caller_of(request.extensions()) == &Caller::Nobody {
+        let body = serde_json::json!({ "ready": state.is_ready(), "state": state.name() });
+        return (status, axum::Json(body)).into_response();
+    }
     let body = serde_json::json!({
         "role": ops.role,
         "name": ops.name,
@@ -362,5 +372,38 @@ async fn report_health(reporter: tonic_health::server::HealthReporter, health: H
         if states.changed().await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, to_bytes};
+
+    use super::*;
+    use crate::http_guard::GuardConfig;
+
+    async fn told(caller: Caller) -> String {
+        let ops = Ops {
+            role: "decode",
+            name: "decode-0".to_owned(),
+            version: "1",
+            health: Health::new("no coordinator: none is registered in etcds://user@10.0.0.1:2379/prod"),
+            metrics: Arc::default(),
+            ledger: None,
+            guard: HttpGuard::new(&GuardConfig::default(), &[]),
+        };
+        let mut request = Request::new(Body::empty());
+        request.extensions_mut().insert(caller);
+        let answer = answer(&ops, StatusCode::SERVICE_UNAVAILABLE, &request);
+        let bytes = to_bytes(answer.into_body(), 1 << 16).await.expect("a body");
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    #[tokio::test]
+    async fn a_probe_without_a_certificate_hears_the_state_alone() {
+        assert_eq!(told(Caller::Nobody).await, r#"{"ready":false,"state":"not_ready"}"#);
+        // Without certificates nobody is told apart.
+        let text = told(Caller::PlainText).await;
+        assert!(text.contains("decode-0") && text.contains("10.0.0.1"), "{text}");
     }
 }

@@ -14,7 +14,7 @@ const ROWS = [
   ["decode", "Decode nodes"],
   ["co-located", "Co-located nodes"],
 ];
-const PROMQL = "sum by (node, state) (baton_kv_blocks)";
+const PROMQL = "max by (node, state) (baton_kv_blocks)";
 
 class ClusterView {
   constructor(root, app) {
@@ -62,7 +62,7 @@ class ClusterView {
           h(
             "span",
             { class: "panel-tools" },
-            chartButtons("sum by (transport) (rate(baton_kv_transfer_bytes_sum[1m]))", "baton top"),
+            chartButtons('sum by (transport) (rate(baton_kv_transfer_bytes_sum{job="baton-decode"}[1m]))', "baton top"),
           ),
         ),
         this.pairs,

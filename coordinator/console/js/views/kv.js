@@ -112,11 +112,11 @@ class KvView {
       this.nodeGrid,
       (name) => {
         const { role } = page.nodes.find((node) => node.name === name);
-        return chart(name, role, `sum by (state) (baton_kv_blocks{node=${JSON.stringify(name)}})`, { node: name });
+        return chart(name, role, `max by (state) (baton_kv_blocks{node=${JSON.stringify(name)}})`, { node: name });
       },
     );
     this.keep(this.pairs, page.pairs.map(pairKey), this.pairGrid, (key) =>
-      chart(key, null, "sum by (transport) (rate(baton_kv_transfer_bytes_sum[1m]))", { pair: key }),
+      chart(key, null, 'sum by (transport) (rate(baton_kv_transfer_bytes_sum{job="baton-decode"}[1m]))', { pair: key }),
     );
     this.pairsHead.hidden = page.pairs.length === 0;
     for (const node of page.nodes) this.drawNode(node, shown, at, spanMs);

@@ -208,8 +208,8 @@ impl ByAddress {
     }
 }
 
-/// A host with IPv6 has a network of addresses (RFC 4291: 64 bits).
-fn network_of(address: IpAddr) -> IpAddr {
+/// Whose connections are counted together: a host with IPv6 has a network of addresses (RFC 4291: 64 bits).
+pub fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
         address => address,
