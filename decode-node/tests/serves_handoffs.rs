@@ -248,6 +248,38 @@ async fn a_client_that_goes_frees_its_blocks_in_every_state() {
     }
 }
 
+/// A request that the node computes whole, some tokens into its answer.
+async fn decoding(node: &TestNode, id: u128) -> kit::Events {
+    let mut events = node.open(node.open_request(request(id, 40, 1500), None)).await;
+    let mut steps = 0;
+    while steps < 3 {
+        let event = events.next().await.expect("it goes on");
+        steps += usize::from(matches!(event, DecodeEvent::Tokens(_)));
+    }
+    events
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_stages_of_a_leg_that_is_cancelled_or_fails_are_counted_once() {
+    let mut node = TestNode::start(&["--max-model-len", "4000"]).await;
+    let counted = |node: &TestNode| {
+        ["decode_queue", "decode"].map(|stage| {
+            let series = format!("baton_stage_seconds_count{{stage=\"{stage}\",phase=\"rest\"}} ");
+            node.count(&series)
+        })
+    };
+    drop(decoding(&node, 1).await);
+    node.assert_blocks_home().await;
+    assert_eq!(counted(&node), [1, 1]);
+    let mut given_up = decoding(&node, 2).await;
+    node.node.drain(Duration::ZERO).await;
+    match given_up.rest().await.last() {
+        Some(DecodeEvent::Failed(_)) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(counted(&node), [2, 2]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_pair_fails_the_request_and_a_polite_abort_waits_for_the_coordinator() {
     let node = TestNode::start(&[]).await;

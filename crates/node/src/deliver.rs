@@ -94,10 +94,14 @@ impl NodeLoop {
     /// Clients that have gone: their streams' channels are closed.
     pub(crate) fn cancel_closed(&mut self) {
         for key in self.streams.closed() {
+            let report = self.parts.scheduler.report_of(key);
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.prefill.abort = Some(AbortReason::Cancelled);
                 let uncommitted = stream.decode.transfer.filter(|_| stream.decode.transport.is_none());
                 self.cancelled.extend(uncommitted);
+                if let Some(mut report) = report.filter(|_| !stream.is_prefill()) {
+                    stream.decode_ended(&mut report, Clock::now(), &self.parts.metrics);
+                }
             }
             self.parts.scheduler.cancel(key);
             self.close(key, End::Cancelled);
@@ -131,8 +135,8 @@ impl NodeLoop {
                 }
             }
             SchedulerEvent::Token { key, event } => self.streams.drawn(key, event),
-            SchedulerEvent::Finished { key, report } => self.finished(key, *report),
-            SchedulerEvent::Failed { key, failure } => self.failed(key, &failure),
+            SchedulerEvent::Finished { key, outcome, report } => self.finished(key, outcome, *report),
+            SchedulerEvent::Failed { key, failure, report } => self.failed(key, &failure, *report),
             SchedulerEvent::CloseTransfer { transfer } => self.close_transfer(transfer),
         }
     }
@@ -231,12 +235,11 @@ impl NodeLoop {
         self.parts.scheduler.fail(key, failure);
     }
 
-    fn finished(&mut self, key: AttemptKey, mut report: Report) {
+    fn finished(&mut self, key: AttemptKey, outcome: Outcome, mut report: Report) {
         let Some(stream) = self.streams.get(key) else {
             return;
         };
-        let (outcome, is_prefill) = (report.outcome, stream.is_prefill());
-        let end = End::Finished(outcome);
+        let is_prefill = stream.is_prefill();
         if is_prefill {
             if outcome == Outcome::Complete {
                 self.first_tokens(key, report.timings.clone(), outcome);
@@ -249,10 +252,10 @@ impl NodeLoop {
             return;
         };
         if let Some(failure) = stream.broken.clone() {
-            return self.failed(key, &failure);
+            return self.failed(key, &failure, report);
         }
-        report.timings.lengthen(Stage::PrefillQueue, stream.inbox_wait());
         if is_prefill {
+            report.timings.lengthen(Stage::PrefillQueue, stream.inbox_wait());
             if let Some(tail) = stream.prefill.transfer_tail() {
                 self.parts.metrics.stages(&tail);
                 report.timings.extend(&tail);
@@ -263,8 +266,7 @@ impl NodeLoop {
         } else {
             // The step's own end, from which the report counts: on a busy machine this line runs tens of milliseconds later.
             let ended = sampled_at(self.step);
-            stream.decode.record_spans(&report, ended, &stream.trace);
-            self.parts.metrics.stages(&report.timings);
+            stream.decode_ended(&mut report, ended, &self.parts.metrics);
             let finished = DecodeFinished {
                 timings: report.timings,
                 cached_tokens: report.cached_tokens,
@@ -278,13 +280,16 @@ impl NodeLoop {
             stream.tell_last(NodeEvent::Decode(DecodeEvent::Finished(finished)));
             failpoints::hit(FaultPoint::TerminalSent);
         }
-        self.close(key, end);
+        self.close(key, End::Finished(outcome));
     }
 
-    fn failed(&mut self, key: AttemptKey, failure: &NodeFailure) {
+    fn failed(&mut self, key: AttemptKey, failure: &NodeFailure, mut report: Report) {
         tracing::debug!(request_id = %key.request, %failure, "a request failed");
         self.tell_tokens_left(key);
         if let Some(stream) = self.streams.get_mut(key) {
+            if !stream.is_prefill() {
+                stream.decode_ended(&mut report, sampled_at(self.step), &self.parts.metrics);
+            }
             stream.prefill.failed(failure);
             stream.tell_failed(failure);
         }
@@ -298,7 +303,7 @@ impl NodeLoop {
         }
     }
 
-    /// The last of a request here: its log line, its spans, its count, and an abort of its push unless that is over.
+    /// The last of a request here: its log line, a prefill leg's spans and count, and an abort of its push unless that is over.
     fn close(&mut self, key: AttemptKey, end: End) {
         let Some(mut stream) = self.streams.remove(key) else {
             return;
@@ -363,7 +368,7 @@ impl NodeLoop {
                 let metrics = &self.parts.metrics;
                 metrics.handoff_done((transport, "committed"), arrived.kv_bytes, moving);
                 if let Some(stream) = self.streams.get_mut(arrived.key) {
-                    stream.decode.committed(&arrived, &stream.trace);
+                    stream.decode.committed(now, &arrived, &stream.trace);
                 }
                 failpoints::hit(FaultPoint::Committed);
                 Ok(())

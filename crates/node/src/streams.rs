@@ -10,11 +10,13 @@ use service_runtime::clock::Clock;
 use service_runtime::telemetry::opentelemetry::Context;
 use serving_core::ids::BlockId;
 use serving_core::request::{AttemptKey, Request, TokenEvent, TokenLogprobs};
-use serving_core::scheduler::NodeFailure;
+use serving_core::scheduler::{NodeFailure, Report};
+use serving_core::stage::Stage;
 use serving_core::time::Time;
 use tokio::sync::mpsc;
 
 use crate::decode_leg::DecodeLeg;
+use crate::metrics::Metrics;
 use crate::prefill_leg::PrefillLeg;
 use crate::request::{LegRequest, NewRequest, NodeEvent, SharedEvent};
 
@@ -69,6 +71,16 @@ impl Stream {
     /// How long it waited before the scheduler knew of it.
     pub fn inbox_wait(&self) -> Duration {
         self.admitted_at.since(self.received_at)
+    }
+
+    /// A decode leg has ended, whatever its end is: its spans, and the stages that it has passed. Whoever asks when the end is told
+    /// finds both.
+    pub fn decode_ended(&mut self, report: &mut Report, ended: Time, metrics: &Metrics) {
+        report.timings.lengthen(Stage::PrefillQueue, self.inbox_wait());
+        for span in self.decode.spans(report, self.received_at, ended) {
+            span.record_later(&self.trace);
+        }
+        metrics.stages(&report.timings);
     }
 
     /// Queues an event, some places kept free for the last ones.

@@ -401,11 +401,11 @@ fn words_of(event: &SchedulerEvent) -> String {
             let finish = event.finish.map_or(String::new(), |finish| format!(" {finish:?}"));
             format!("  {}.{}: output {}{finish}", key.request.0, event.choice, event.index)
         }
-        SchedulerEvent::Finished { key, report } => format!(
-            "  {}: finished {:?} cached={} preemptions={}",
-            key.request.0, report.outcome, report.cached_tokens, report.preemptions
+        SchedulerEvent::Finished { key, outcome, report } => format!(
+            "  {}: finished {outcome:?} cached={} preemptions={}",
+            key.request.0, report.cached_tokens, report.preemptions
         ),
-        SchedulerEvent::Failed { key, failure } => format!("  {}: failed {}", key.request.0, failure.name()),
+        SchedulerEvent::Failed { key, failure, .. } => format!("  {}: failed {}", key.request.0, failure.name()),
         SchedulerEvent::CloseTransfer { transfer } => format!("  close transfer {}", transfer.0),
     }
 }

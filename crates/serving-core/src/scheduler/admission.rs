@@ -166,6 +166,7 @@ impl Scheduler {
             },
             ready_at: now,
             joined_at: None,
+            last_token_at: None,
         };
         self.keys.insert(entry.key, self.next_serial);
         self.entries.insert(self.next_serial, entry);

@@ -34,6 +34,12 @@ impl Scheduler {
         true
     }
 
+    /// What a request that is here has come to. Ask before a cancel, which has no event that would tell it.
+    pub fn report_of(&self, key: AttemptKey) -> Option<Report> {
+        let serial = self.keys.get(&key)?;
+        self.entries.get(serial).map(Entry::report)
+    }
+
     /// Breaks a request off with an event.
     pub fn fail(&mut self, key: AttemptKey, failure: NodeFailure) {
         if let Some(serial) = self.keys.get(&key).copied() {
@@ -101,8 +107,9 @@ impl Scheduler {
             return;
         }
         self.leave(serial, |entry| {
-            let key = entry.key;
-            failure.map(|failure| SchedulerEvent::Failed { key, failure })
+            let failure = failure?;
+            let (key, report) = (entry.key, Box::new(entry.report()));
+            Some(SchedulerEvent::Failed { key, failure, report })
         });
     }
 
@@ -114,15 +121,8 @@ impl Scheduler {
 
     pub(super) fn finish(&mut self, serial: u64, outcome: Outcome) {
         self.leave(serial, |entry| {
-            let report = Box::new(Report {
-                outcome,
-                timings: entry.timings.clone(),
-                cached_tokens: entry.cached_tokens,
-                preemptions: entry.preemptions,
-                drafts: entry.drafts,
-            });
-            let key = entry.key;
-            Some(SchedulerEvent::Finished { key, report })
+            let (key, report) = (entry.key, Box::new(entry.report()));
+            Some(SchedulerEvent::Finished { key, outcome, report })
         });
     }
 

@@ -7,7 +7,7 @@ use crate::kv::BlockPool;
 use crate::request::{AttemptKey, Request};
 use crate::scheduler::push::Push;
 use crate::scheduler::sequence::Sequence;
-use crate::scheduler::{DraftCounts, SchedulerEvent};
+use crate::scheduler::{DraftCounts, Report, SchedulerEvent};
 use crate::stage::{Stage, StageTimings};
 use crate::time::Time;
 
@@ -84,6 +84,8 @@ pub(super) struct Entry {
     /// First tokens known, by commit or by a prompt computed here.
     pub ready_at: Time,
     pub joined_at: Option<Time>,
+    /// Of the tokens that it drew while it decoded.
+    pub last_token_at: Option<Time>,
 }
 
 impl Entry {
@@ -226,6 +228,23 @@ impl Entry {
             self.timings.push(Stage::PrefillForward, now.since(first));
         }
         self.ready_at = now;
+    }
+
+    /// What it has come to until now.
+    pub fn report(&self) -> Report {
+        let mut timings = self.timings.clone();
+        // A choice that found no block for its copy may draw before the request joins.
+        if let (Some(joined), Some(last)) = (self.joined_at, self.last_token_at)
+            && last >= joined
+        {
+            timings.push(Stage::Decode, last.since(joined));
+        }
+        Report {
+            timings,
+            cached_tokens: self.cached_tokens,
+            preemptions: self.preemptions,
+            drafts: self.drafts,
+        }
     }
 
     /// Blocks that became complete, for the push, if there is one; with the last chunk also the partial block.

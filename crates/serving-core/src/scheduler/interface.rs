@@ -128,11 +128,13 @@ pub enum SchedulerEvent {
     },
     Finished {
         key: AttemptKey,
+        outcome: Outcome,
         report: Box<Report>,
     },
     Failed {
         key: AttemptKey,
         failure: NodeFailure,
+        report: Box<Report>,
     },
 }
 
@@ -154,9 +156,10 @@ pub struct DraftCounts {
     pub accepted: u64,
 }
 
+/// What a request has come to here, at its end or until it was broken off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    pub outcome: Outcome,
+    /// The stages that it has passed. `Decode` ends with the last token that was drawn.
     pub timings: StageTimings,
     pub cached_tokens: u32,
     pub preemptions: u32,

@@ -8,7 +8,6 @@ use crate::scheduler::sequence::Sequence;
 use crate::scheduler::step_cost::StepSize;
 use crate::scheduler::step_plan::prompt_tokens;
 use crate::scheduler::{NodeFailure, Outcome, PlannedRow, SampledToken, Scheduler, SchedulerEvent};
-use crate::stage::Stage;
 use crate::time::Time;
 
 pub(super) const ALL_DRAWS: &str = "the shell must give back every draw of the plan";
@@ -181,7 +180,7 @@ impl Scheduler {
                 None => self.choice_done(serial, choice),
             }
         }
-        self.finish_when_done(serial, None);
+        self.finish_when_done(serial);
     }
 
     pub(super) fn token_drawn(&mut self, now: Time, serial: u64, drawn: SampledToken) {
@@ -199,6 +198,7 @@ impl Scheduler {
             // After the step: the request's other rows are still to come.
             Err(failed) => return self.deferred.push((serial, Some(failed.into()))),
         };
+        entry.last_token_at = Some(now);
         let client_prompt_tokens = entry.request.client_prompt_tokens;
         let Some(own) = entry.choice_mut(choice.0) else {
             return;
@@ -211,7 +211,7 @@ impl Scheduler {
             finish: None,
         };
         self.push_token(serial, event);
-        self.finish_when_done(serial, Some(now));
+        self.finish_when_done(serial);
     }
 
     /// Appends a token to its choice, tells it, and ends the choice when it is the last one.
@@ -244,14 +244,11 @@ impl Scheduler {
         }
     }
 
-    fn finish_when_done(&mut self, serial: u64, last_token_at: Option<Time>) {
-        let Some(entry) = self.entries.get_mut(&serial).filter(|entry| entry.live_choices() == 0) else {
-            return;
-        };
-        if let (Some(joined), Some(last)) = (entry.joined_at, last_token_at) {
-            entry.timings.push(Stage::Decode, last.since(joined));
+    fn finish_when_done(&mut self, serial: u64) {
+        let entry = self.entries.get(&serial);
+        if entry.is_some_and(|entry| entry.live_choices() == 0) {
+            self.finish(serial, Outcome::Complete);
         }
-        self.finish(serial, Outcome::Complete);
     }
 }
 

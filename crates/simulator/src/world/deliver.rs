@@ -42,8 +42,8 @@ impl World<'_> {
                     Leg::Decode => self.send_tokens((node, key), &[event]),
                 }
             }
-            SchedulerEvent::Finished { key, report } => self.finished(node, key, &report),
-            SchedulerEvent::Failed { key, failure } => self.failed(node, key, &failure),
+            SchedulerEvent::Finished { key, outcome, report } => self.finished(node, key, outcome, &report),
+            SchedulerEvent::Failed { key, failure, .. } => self.failed(node, key, &failure),
             // No bytes are here.
             SchedulerEvent::CopyBlock { .. } | SchedulerEvent::HashPrompt { .. } => {}
         }
@@ -63,14 +63,14 @@ impl World<'_> {
         }
     }
 
-    fn finished(&mut self, node: usize, key: AttemptKey, report: &Report) {
+    fn finished(&mut self, node: usize, key: AttemptKey, outcome: Outcome, report: &Report) {
         let Some(leg) = self.nodes[node].streams.get(&key).map(|stream| stream.leg) else {
             return;
         };
         if let Some(live) = self.live_attempt(key) {
             live.node_reported(&report.timings);
         }
-        let event = match (leg, report.outcome) {
+        let event = match (leg, outcome) {
             (Leg::Prefill, Outcome::Complete) => {
                 self.first_tokens(node, key, Outcome::Complete);
                 LegEvent::PrefillFinished {
