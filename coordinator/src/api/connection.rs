@@ -100,6 +100,20 @@ struct Behind {
 #[derive(Clone, Copy, Debug)]
 pub struct Encrypted;
 
+/// Whether the server has begun to close what the drain has left of its connections. Each request has it among its extensions,
+/// because one that is broken off then was not left by its client.
+#[derive(Clone, Debug, Default)]
+pub struct Cut(Arc<AtomicBool>);
+
+impl Cut {
+    pub fn begin(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+    pub fn has_begun(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// A TCP stream that stamps its reads and writes. It fails when its client reads too slowly. Then the connection ends, and
 /// with it the request, because a reader that stopped reading holds KV blocks.
 #[derive(Debug)]

@@ -296,11 +296,12 @@ impl Call {
         }
         let times = counted.note();
         counted.pace.ended();
-        self.record.facts().outcome = Some("ok");
         self.record.update(|generation| {
             note_finish_reasons(generation, tokens.iter().filter_map(|steps| steps.last()));
         });
         let mut response = reply.whole(&counted.run, &tokens, &times);
+        // Not before: a panic in it is answered with 500.
+        self.record.facts().outcome = Some("ok");
         insert(&mut response, SERVER_TIMING, &server_timing(&times));
         drop(egress);
         late::answered(&self.record, &mut counted.run);

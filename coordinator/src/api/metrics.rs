@@ -20,7 +20,7 @@ pub trait EdgeMetrics: Send + Sync {
     fn stage_entered(&self, stage: Stage);
     /// The request has left the stage, for whatever reason.
     fn stage_left(&self, stage: Stage);
-    /// A handler panicked and was answered with 500.
+    /// A handler panicked: the answer is a 500, or a stream has broken off.
     fn handler_panicked(&self);
     /// The whole exposition, OpenMetrics text.
     fn render(&self) -> String;

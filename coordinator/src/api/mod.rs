@@ -82,7 +82,7 @@ use crate::insight::Insight;
 use crate::keys::Keys;
 use crate::request_handle::Submit;
 use crate::text::TextModel;
-use connection::ConnectionTimes;
+use connection::{ConnectionTimes, Cut};
 use error::ApiError;
 use record::{Arrival, REQUEST_ID, RequestRecord};
 
@@ -251,6 +251,7 @@ async fn edge(State(state): State<Arc<AppState>>, mut request: Request, next: Ne
         headers: request.headers(),
         received_at,
         connection,
+        cut: request.extensions().get::<Cut>().cloned().unwrap_or_default(),
     };
     let record = RequestRecord::new(arrival, state.metrics.clone(), state.insight.clone());
     request.extensions_mut().insert(record.clone());

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{HeaderMap, HeaderName};
 use opentelemetry::KeyValue;
-use serving_core::request::{Lane, QueueShare};
+use serving_core::request::{Lane, QueueShare, RejectReason};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use super::access_line::{Line, generation_line, plain_line};
-use super::connection::ConnectionTimes;
+use super::connection::{ConnectionTimes, Cut};
 use super::error::ApiError;
 use super::facts::{Facts, Generation, Reader, ToldError};
 use super::limits::{LABEL_CHARS_MAX, REQUEST_TIMEOUT_MAX};
@@ -33,6 +33,8 @@ const SLO: &str = "x-slo";
 const TIMEOUT_MS: &str = "x-request-timeout-ms";
 /// nginx's number for "client closed the request". It is only logged.
 const STATUS_CLIENT_CLOSED: u16 = 499;
+const STATUS_INTERNAL: u16 = 500;
+const STATUS_UNAVAILABLE: u16 = 503;
 /// What is kept of a request's first line. No method that is answered is longer, and few paths are.
 const METHOD_CHARS_MAX: usize = 16;
 const PATH_CHARS_MAX: usize = 256;
@@ -110,13 +112,14 @@ pub fn request_id(headers: &HeaderMap) -> String {
 }
 
 /// The record is shared by the handler, the answer's body and the middleware. The last one to drop it writes the access
-/// line. When no outcome was set by then, the client has left.
+/// line. When no outcome was set by then, the client has left, or the server has broken the answer off.
 pub struct RequestRecord {
     pub request_id: String,
     pub received_at: Instant,
     pub connection: Option<Arc<ConnectionTimes>>,
     /// What the client sent.
     pub incoming_trace: Option<TraceContext>,
+    cut: Cut,
     metrics: Arc<dyn EdgeMetrics>,
     insight: Arc<Insight>,
     tokens_out: AtomicU32,
@@ -133,6 +136,7 @@ pub struct Arrival<'a> {
     pub headers: &'a HeaderMap,
     pub received_at: Instant,
     pub connection: Option<Arc<ConnectionTimes>>,
+    pub cut: Cut,
 }
 
 impl RequestRecord {
@@ -147,6 +151,7 @@ impl RequestRecord {
             received_at: arrival.received_at,
             connection: arrival.connection,
             incoming_trace: incoming,
+            cut: arrival.cut,
             metrics,
             insight,
             tokens_out: AtomicU32::new(0),
@@ -267,6 +272,18 @@ impl RequestRecord {
         self.tell();
     }
 
+    /// The end of an answer that nobody has ended, by who broke it off. The status is that of a client that got none.
+    fn broken_off(&self) -> End {
+        let (outcome, status) = if std::thread::panicking() {
+            ("internal", STATUS_INTERNAL)
+        } else if self.cut.has_begun() {
+            (RejectReason::Draining.name(), STATUS_UNAVAILABLE)
+        } else {
+            ("cancelled", STATUS_CLIENT_CLOSED)
+        };
+        End { outcome, status }
+    }
+
     fn known<'a>(&'a self, facts: &'a Facts) -> Known<'a> {
         Known {
             facts,
@@ -300,9 +317,14 @@ impl Drop for RequestRecord {
     fn drop(&mut self) {
         self.answered();
         let e2e = self.e2e();
+        // A panic in a handler is caught before its record ends. This one was in the body of a stream, which nothing catches.
+        if std::thread::panicking() {
+            self.metrics.handler_panicked();
+        }
+        let broken_off = self.broken_off();
         let facts = std::mem::take(self.facts.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let outcome = facts.outcome.unwrap_or("cancelled");
-        let status = facts.status.unwrap_or(STATUS_CLIENT_CLOSED);
+        let outcome = facts.outcome.unwrap_or(broken_off.outcome);
+        let status = facts.status.unwrap_or(broken_off.status);
         let line = Line {
             facts: &facts,
             request_id: &self.request_id,

@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
-use super::connection::{Encrypted, ResponseBuffers, TimedStream};
+use super::connection::{Cut, Encrypted, ResponseBuffers, TimedStream};
 use super::error::ApiError;
 use super::places::{Place, Places, ProbeConnections, Serves};
 use super::probes::is_probe;
@@ -88,6 +88,7 @@ pub async fn serve_http(port: HttpPort, router: Router, shutdown: impl Future<Ou
             router,
             certificate: port.certificate,
             drain: Shutdown::new(),
+            cut: Cut::default(),
         },
         buffers: ResponseBuffers::default(),
         probes: ProbeConnections::default(),
@@ -103,6 +104,7 @@ pub async fn serve_http(port: HttpPort, router: Router, shutdown: impl Future<Ou
     let is_drained = server.serve_until(&late, drained).await.is_ok();
     let Server {
         listener,
+        answers,
         mut connections,
         ..
     } = server;
@@ -114,6 +116,7 @@ pub async fn serve_http(port: HttpPort, router: Router, shutdown: impl Future<Ou
             "closing connections that did not finish within the drain time"
         );
     }
+    answers.cut.begin();
     connections.shutdown().await;
 }
 
@@ -124,6 +127,7 @@ struct Answers {
     certificate: Option<ServerCertificate>,
     /// Of the connections that were taken before it.
     drain: Shutdown,
+    cut: Cut,
 }
 
 /// The listener and what its connections share.
@@ -219,7 +223,7 @@ impl Answers {
         let drain_began = self.drain.is_requested();
         let serves = place.serves;
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-            let (router, times) = (self.router.clone(), times.clone());
+            let (router, times, cut) = (self.router.clone(), times.clone(), self.cut.clone());
             async move {
                 if spoken == Spoken::HttpNotHttps {
                     return Ok(ApiError::https_only().into_response());
@@ -229,6 +233,7 @@ impl Answers {
                 }
                 let mut request = request.map(Body::new);
                 request.extensions_mut().insert(times.clone());
+                request.extensions_mut().insert(cut);
                 if spoken == Spoken::Https {
                     request.extensions_mut().insert(Encrypted);
                 }
@@ -272,6 +277,6 @@ fn note_end(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {
-        tracing::error!(%error, "a connection's task panicked; its request was cancelled, the process goes on");
+        tracing::error!(%error, "a connection's task panicked; its request ended as internal, the process goes on");
     }
 }

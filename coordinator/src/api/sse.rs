@@ -92,11 +92,12 @@ impl Events {
         self.is_ended = true;
         let parts = &mut self.parts;
         let times = note_end(&parts.record, &parts.run, &mut parts.pace, true);
-        parts.record.facts().outcome = Some("ok");
         parts
             .record
             .update(|generation| note_finish_reasons(generation, self.finished.iter()));
         self.tail.extend(parts.reply.end(&parts.run, &times));
+        // Last: an end that panics on the way is no good one.
+        parts.record.facts().outcome = Some("ok");
     }
 
     fn end_badly(&mut self, error: &ApiError) {
@@ -116,7 +117,7 @@ impl Drop for Events {
         if is_whole {
             late::answered(&parts.record, &mut parts.run);
         } else {
-            // The client left, or the request failed in mid-stream. What was delivered until then still counts.
+            // Broken off, by the client or here, or failed in mid-stream. What was delivered until then still counts.
             note_end(&parts.record, &parts.run, &mut parts.pace, true);
         }
     }

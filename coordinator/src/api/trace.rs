@@ -109,8 +109,17 @@ pub fn finish_root(g: &Generation, (outcome, error): (&'static str, Option<&str>
     if outcome == "ok" {
         span.record("otel.status_code", "OK");
     } else {
-        let words = error.unwrap_or("the client left before the end of its answer");
+        let words = error.unwrap_or_else(|| words_of(outcome));
         telemetry::set_failed(span, outcome, words.to_owned());
+    }
+}
+
+/// What the span says where the client was told nothing.
+fn words_of(outcome: &str) -> &'static str {
+    match outcome {
+        "internal" => "the request's handler panicked",
+        "draining" => "the drain's time was over before the end of the answer",
+        _ => "the client left before the end of its answer",
     }
 }
 

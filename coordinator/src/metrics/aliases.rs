@@ -134,6 +134,8 @@ fn finished_reason(ended: &EndedRequest<'_>) -> Option<&'static str> {
         // A client that left before its request was admitted leaves nothing to count.
         "cancelled" if ended.stages.get(Stage::Tokenize).is_none() => None,
         "cancelled" => Some("abort"),
+        // An answer that the end of a drain cut off, and no request that a drain turned away.
+        "draining" if ended.output_tokens > 0 => Some("abort"),
         outcome if RejectReason::NAMES.contains(&outcome) => None,
         outcome if RequestError::NAMES.contains(&outcome) => Some("error"),
         _ => None,

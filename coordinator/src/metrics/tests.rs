@@ -222,8 +222,13 @@ fn vllm_counts_requests_that_ran_and_no_others() {
         metrics.request_ended(&ended(outcome, &all));
     }
     metrics.request_ended(&ended("cancelled", &StageTimings::default()));
+    metrics.request_ended(&ended("draining", &all));
+    metrics.request_ended(&EndedRequest {
+        output_tokens: 0,
+        ..ended("draining", &all)
+    });
     let text = metrics.render();
-    for (reason, count) in [("stop", 0), ("length", 0), ("abort", 1), ("error", 1)] {
+    for (reason, count) in [("stop", 0), ("length", 0), ("abort", 2), ("error", 1)] {
         let labels = format!(r#"{{model_name="smol",engine="0",finished_reason="{reason}"}} {count}"#);
         assert!(
             text.contains(&format!("vllm:request_success_total{labels}")),

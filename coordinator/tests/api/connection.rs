@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::client::{PATIENCE, get, parse, request};
-use super::harness::{MODEL, Script, Server, Step, done, placed, token, until};
+use super::harness::{MODEL, PANICS, Script, Server, Step, done, placed, token, until};
 
 fn body(is_streaming: bool) -> Vec<u8> {
     let body = json!({"model": MODEL, "prompt": "hi", "stream": is_streaming});
@@ -25,11 +25,18 @@ async fn endless() -> Server {
     .await
 }
 
+/// The nodes are told to stop, and nobody judges what the client did.
 async fn cancelled(server: &Server) {
+    broken_off(server, ("cancelled", None)).await;
+}
+
+/// The nodes are told to stop; how the request ended, and what it counts as.
+async fn broken_off(server: &Server, (outcome, breached): (&str, Option<&'static str>)) {
     let asked = server.request().id;
     until(|| server.heard.lock().unwrap().cancelled.contains(&asked).then_some(())).await;
     let ended = server.ended().await;
-    assert_eq!(ended.outcome, "cancelled");
+    assert_eq!(ended.outcome, outcome);
+    assert_eq!(ended.breached, breached.map(|breach| vec![breach]));
 }
 
 #[tokio::test]
@@ -192,17 +199,50 @@ async fn stopping_lets_a_request_finish() {
 }
 
 #[tokio::test]
-async fn stopping_cuts_what_does_not_finish() {
-    let mut server = endless().await;
+async fn stopping_cuts_what_does_not_finish_and_does_not_blame_the_client() {
+    let silent = Server::start(|_| Script::Play(vec![placed(), Step::Hang])).await;
+    let cases = [(endless().await, true, "incomplete"), (silent, false, "5xx")];
+    for (mut server, is_streaming, breached) in cases {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(&body(is_streaming)).await.unwrap();
+        until(|| (server.submitted() == 1).then_some(())).await;
+        server.stop();
+        tokio::time::timeout(PATIENCE, &mut server.served)
+            .await
+            .expect("the hard bound holds")
+            .unwrap();
+        broken_off(&server, ("draining", Some(breached))).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_whose_handler_panics_was_not_left_by_its_client() {
+    let (go, gate) = tokio::sync::oneshot::channel();
+    let gate = std::sync::Mutex::new(Some(gate));
+    let server = Server::start(move |request| {
+        let wait = Step::Wait(gate.lock().unwrap().take().expect("one request"));
+        let (good, bad) = (TokenId(97), PANICS);
+        let tokens = [(0, good), (1, bad)].map(|(index, id)| token(request, (0, index), id, None));
+        let [first, second] = tokens;
+        Script::Play(vec![placed(), first, wait, second, Step::Hang])
+    })
+    .await;
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     stream.write_all(&body(true)).await.unwrap();
-    until(|| (server.submitted() == 1).then_some(())).await;
-    server.stop();
-    tokio::time::timeout(PATIENCE, &mut server.served)
-        .await
-        .expect("the hard bound holds")
-        .unwrap();
-    cancelled(&server).await;
+    let mut seen = String::new();
+    let mut buffer = [0u8; 1024];
+    while !seen.contains("data: ") {
+        let n = tokio::time::timeout(PATIENCE, stream.read(&mut buffer))
+            .await
+            .expect("a token comes at once")
+            .unwrap();
+        assert!(n > 0, "closed early: {seen}");
+        seen += &String::from_utf8_lossy(&buffer[..n]);
+    }
+    go.send(()).unwrap();
+    broken_off(&server, ("internal", Some("incomplete"))).await;
+    assert_eq!(*server.metrics.panics.lock().unwrap(), 1);
+    assert_eq!(get(server.address, "/health").await.status, 200);
 }
 
 #[tokio::test]

@@ -25,6 +25,8 @@ use tokio::sync::{mpsc, oneshot};
 pub const MODEL: &str = "tiny";
 pub const END: TokenId = TokenId(256);
 pub const START: TokenId = TokenId(257);
+/// Beyond the vocabulary: whoever reads its text panics.
+pub const PANICS: TokenId = TokenId(4096);
 /// Three quarters of them for one address.
 pub const CONNECTIONS_MAX: usize = 64;
 pub const MAX_MODEL_TOKENS: u32 = 512;
@@ -72,6 +74,7 @@ impl TextCodec for Bytes {
         }
     }
     fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
+        assert!(token != PANICS, "the test asked for a panic");
         self.table.get(token.0 as usize).map(Vec::as_slice)
     }
     fn is_special(&self, token: TokenId) -> bool {
@@ -206,6 +209,8 @@ pub struct Ended {
     pub e2e: Duration,
     pub last_token_to_end: Option<Duration>,
     pub stages: StageTimings,
+    /// The limits that it broke; `None` when it was not judged.
+    pub breached: Option<Vec<&'static str>>,
 }
 
 #[derive(Default)]
@@ -230,6 +235,9 @@ impl EdgeMetrics for Recorded {
             e2e: ended.e2e,
             last_token_to_end: ended.last_token_to_end,
             stages: ended.stages.clone(),
+            breached: ended
+                .slo
+                .map(|(_, breaches)| breaches.iter().map(|breach| breach.name()).collect()),
         });
     }
     fn token_gap(&self, _lane: Lane, _gap: Duration, trace_id: &str) {
