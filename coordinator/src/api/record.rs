@@ -19,6 +19,7 @@ use super::metrics::{EdgeMetrics, EndedRequest};
 use super::remember::{End, Known, remember};
 use super::trace::{end_span, finish_root};
 use super::trace_context::TraceContext;
+use super::traces::took_part;
 use crate::insight::Insight;
 use crate::keys::{HeldKey, TenantSalt};
 use crate::records::Running;
@@ -379,7 +380,7 @@ impl RequestRecord {
             .as_ref()
             .is_some_and(|breaches| !breaches.is_empty());
         if is_broken && !line.facts.trace.is_sampled {
-            let nodes = remembered.detail.nodes().map(str::to_owned).collect();
+            let nodes = took_part(&remembered.detail).into_iter().map(str::to_owned).collect();
             let trace = line.facts.trace.trace_id.into();
             self.insight.export_anyway(trace, nodes);
         }

@@ -51,7 +51,7 @@ pub async fn trace(
 }
 
 /// The nodes that took part, by the request's record. A failed leg reads `decode:decode-1:connection_lost`.
-fn took_part(record: &Detail) -> BTreeSet<&str> {
+pub(super) fn took_part(record: &Detail) -> BTreeSet<&str> {
     let of_legs = record.failed_legs.iter().filter_map(|leg| leg.split(':').nth(1));
     record.nodes().chain(of_legs).collect()
 }
@@ -206,6 +206,21 @@ mod tests {
             links: Vec::new(),
             error: None,
         }
+    }
+
+    #[test]
+    fn the_node_of_a_failed_leg_took_part_although_it_is_not_in_the_last_placement() {
+        let mut record = Detail {
+            failed_legs: vec![
+                "decode:decode-1:connection_lost".to_owned(),
+                "prefill:prefill-0:transfer".to_owned(),
+            ],
+            ..Detail::default()
+        };
+        record.summary.serving.prefill_node = Some("prefill-0".into());
+        record.summary.serving.decode_node = Some("decode-0".into());
+        let nodes: Vec<&str> = took_part(&record).into_iter().collect();
+        assert_eq!(nodes, ["decode-0", "decode-1", "prefill-0"]);
     }
 
     #[test]
