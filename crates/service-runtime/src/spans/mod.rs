@@ -13,7 +13,7 @@ use std::io;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-use opentelemetry::trace::{SpanContext, SpanKind, TraceFlags, TraceId};
+use opentelemetry::trace::{SpanKind, TraceId};
 use opentelemetry::{Context, KeyValue, Value};
 use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
 use opentelemetry_sdk::Resource;
@@ -122,7 +122,8 @@ pub fn is_exporting() -> bool {
     HERE.get().is_some_and(|here| here.kept.service().exporter.is_some())
 }
 
-/// Hands the spans of a trace to the exporter although the trace was not sampled, because the request went wrong.
+/// Hands the spans of a trace to the exporter although the trace was not sampled, because the request went wrong. Each span goes
+/// once: a client may send one trace id with every request.
 pub async fn export_anyway(trace: TraceId) {
     let Some(Here { kept, recorder }) = HERE.get() else {
         return;
@@ -134,19 +135,7 @@ pub async fn export_anyway(trace: TraceId) {
     // The service of now: the process may have changed its role in the meantime.
     let service = kept.service();
     let Some(exporter) = &service.exporter else { return };
-    for mut span in kept.store.get(trace) {
-        if span.span_context.is_sampled() {
-            continue;
-        }
-        let old = span.span_context;
-        let flags = old.trace_flags() | TraceFlags::SAMPLED;
-        span.span_context = SpanContext::new(
-            old.trace_id(),
-            old.span_id(),
-            flags,
-            old.is_remote(),
-            old.trace_state().clone(),
-        );
+    for span in kept.store.sample(trace) {
         exporter.on_end(span);
     }
 }

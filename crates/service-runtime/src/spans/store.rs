@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use opentelemetry::trace::TraceId;
+use opentelemetry::trace::{SpanContext, TraceFlags, TraceId};
 use opentelemetry_sdk::trace::SpanData;
 
 /// A span takes about a kilobyte, so this is some 20 MB: the spans of the last thousand or two requests. The trace with the
@@ -58,6 +58,29 @@ impl SpanStore {
     pub(super) fn get(&self, trace: TraceId) -> Vec<SpanData> {
         self.kept().by_trace.get(&trace).cloned().unwrap_or_default()
     }
+
+    /// Makes the spans of a trace sampled, and returns those that were not.
+    pub(super) fn sample(&self, trace: TraceId) -> Vec<SpanData> {
+        let mut kept = self.kept();
+        let spans = kept.by_trace.get_mut(&trace).into_iter().flatten();
+        let unsampled = spans.filter(|span| !span.span_context.is_sampled());
+        unsampled
+            .map(|span| {
+                span.span_context = sampled(&span.span_context);
+                span.clone()
+            })
+            .collect()
+    }
+}
+
+fn sampled(context: &SpanContext) -> SpanContext {
+    SpanContext::new(
+        context.trace_id(),
+        context.span_id(),
+        context.trace_flags() | TraceFlags::SAMPLED,
+        context.is_remote(),
+        context.trace_state().clone(),
+    )
 }
 
 #[cfg(test)]
@@ -65,7 +88,7 @@ pub(super) mod tests {
     use std::time::SystemTime;
 
     use opentelemetry::InstrumentationScope;
-    use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceState};
+    use opentelemetry::trace::{SpanId, SpanKind, Status, TraceState};
 
     use super::*;
 
@@ -107,6 +130,24 @@ pub(super) mod tests {
         assert_eq!((kept(1), kept(5), kept(6), kept(traces)), (0, 0, 10, 10));
         let kept = store.kept();
         assert_eq!(kept.by_trace.len(), kept.oldest_first.len());
+    }
+
+    #[test]
+    fn a_span_becomes_sampled_once() {
+        let store = SpanStore::default();
+        let trace = TraceId::from(1u128);
+        let ids = |spans: Vec<SpanData>| -> Vec<SpanId> {
+            assert!(spans.iter().all(|span| span.span_context.is_sampled()));
+            spans.iter().map(|span| span.span_context.span_id()).collect()
+        };
+        store.add(span(1, 1));
+        store.add(span(2, 1));
+        assert_eq!(ids(store.sample(trace)), [SpanId::from(1u64)]);
+        // The next request with this trace id.
+        store.add(span(1, 2));
+        assert_eq!(ids(store.sample(trace)), [SpanId::from(2u64)]);
+        assert!(store.sample(trace).is_empty());
+        assert_eq!(ids(store.get(trace)).len(), 2);
     }
 
     #[test]
