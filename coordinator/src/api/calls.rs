@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::tools::{GivenTools, ToolChoice};
+use super::tools::{CallableTools, ToolChoice};
 use crate::text::{Piece, ToolCall, ToolCallReader, ToolFormat};
 
 /// Reads the calls of one answer, choice by choice.
@@ -75,11 +75,11 @@ impl Said {
 }
 
 impl Calls {
-    pub fn new(tools: &GivenTools, format: ToolFormat, is_streaming: bool) -> Self {
+    pub fn new(tools: &CallableTools, format: ToolFormat, is_streaming: bool) -> Self {
         Self {
             choice: tools.choice.clone(),
             format,
-            names: tools.names(),
+            names: tools.names.clone(),
             is_streaming,
             readers: BTreeMap::new(),
         }

@@ -13,9 +13,10 @@ use serving_core::request::FinishReason;
 
 use super::AppState;
 use super::calls::Calls;
+use super::given_chat::Turn;
 use super::prompt::{Input, PromptSource};
 use super::request::CheckedRequest;
-use super::tools::GivenTools;
+use super::tools::CallableTools;
 use crate::text::ToolFormat;
 
 /// Bytes of one attribute. A process keeps 20,000 spans, of which about 2,000 are roots: content then takes 64 MiB of it.
@@ -29,7 +30,7 @@ const FRAME_BYTES: usize = 96;
 pub struct Content {
     is_input_cut: bool,
     /// The functions that the answer may call, and how the model writes calls.
-    tools: Option<(GivenTools, ToolFormat)>,
+    tools: Option<(CallableTools, ToolFormat)>,
     choices: BTreeMap<u32, Choice>,
     room: Room,
 }
@@ -79,18 +80,22 @@ impl Room {
         text.to_owned()
     }
 
-    fn take_text_of(&mut self, value: &Value) -> Value {
-        value
-            .as_str()
-            .map_or(Value::Null, |text| Value::from(self.take_text(text)))
+    fn take_text_of(&mut self, text: Option<&str>) -> Value {
+        text.map_or(Value::Null, |text| Value::from(self.take_text(text)))
     }
 
-    /// A whole value, or the beginning of its text.
-    fn take_value(&mut self, value: &Value) -> Value {
-        let text = value.to_string();
+    /// The arguments of a call: an object, or the beginning of their text where they are none or do not fit.
+    fn take_arguments(&mut self, text: &str) -> Value {
+        // A value takes many times its text, so what does not fit is not read.
+        let fits = text.len() <= self.left_bytes;
+        let read: Option<Value> = fits.then(|| serde_json::from_str(text).ok()).flatten();
+        let Some(arguments @ Value::Object(_)) = read else {
+            return Value::from(self.take_text(text));
+        };
+        let text = arguments.to_string();
         if text.len() <= self.left_bytes {
             self.left_bytes -= text.len();
-            return value.clone();
+            return arguments;
         }
         Value::from(self.take_text(&text))
     }
@@ -140,11 +145,11 @@ fn input_messages(input: &Input, decode: impl Fn(&[TokenId]) -> String, room: &m
             }
         }
         Input::Chat(chat, _) => {
-            for turn in chat.messages.iter().rev() {
+            for turn in chat.turns.iter().rev() {
                 if !room.take_frame() {
                     break;
                 }
-                messages.push(json!({"role": turn["role"], "parts": parts(turn, room)}));
+                messages.push(json!({"role": turn.role, "parts": parts(turn, room)}));
             }
             messages.reverse();
         }
@@ -152,24 +157,24 @@ fn input_messages(input: &Input, decode: impl Fn(&[TokenId]) -> String, room: &m
     messages
 }
 
-/// The parts of a message that a client sent, which is as a template reads it.
-fn parts(turn: &Value, room: &mut Room) -> Vec<Value> {
-    if turn["role"] == "tool" {
-        let id = room.take_text_of(&turn["tool_call_id"]);
-        let response = room.take_text_of(&turn["content"]);
+/// The parts of a message that a client sent.
+fn parts(turn: &Turn, room: &mut Room) -> Vec<Value> {
+    if turn.role == "tool" {
+        let id = room.take_text_of(turn.tool_call_id.as_deref());
+        let response = room.take_text(&turn.content);
         return vec![json!({"type": "tool_call_response", "id": id, "response": response})];
     }
     let mut parts = Vec::new();
-    if turn["content"].as_str().is_some_and(|content| !content.is_empty()) {
-        parts.push(json!({"type": "text", "content": room.take_text_of(&turn["content"])}));
+    if !turn.content.is_empty() {
+        parts.push(json!({"type": "text", "content": room.take_text(&turn.content)}));
     }
-    for call in turn["tool_calls"].as_array().into_iter().flatten() {
+    for call in &turn.calls {
         if !room.take_frame() {
             break;
         }
-        let (id, function) = (room.take_text_of(&call["id"]), &call["function"]);
-        let name = room.take_text_of(&function["name"]);
-        let arguments = room.take_value(&function["arguments"]);
+        let id = room.take_text_of(call.id.as_deref());
+        let name = room.take_text(&call.name);
+        let arguments = room.take_arguments(&call.arguments);
         parts.push(json!({"type": "tool_call", "id": id, "name": name, "arguments": arguments}));
     }
     parts
@@ -244,10 +249,11 @@ impl Content {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::prompt::ChatEnding;
-    use crate::text::Chat;
+    use crate::api::given_chat::GivenChat;
+    use crate::api::prompt::{ChatEnding, ChatMessages, turns};
+    use crate::api::tools::GivenTools;
 
-    fn content(tools: Option<GivenTools>) -> Content {
+    fn content(tools: Option<CallableTools>) -> Content {
         Content {
             is_input_cut: false,
             tools: tools.map(|tools| (tools, ToolFormat::Tagged)),
@@ -284,7 +290,7 @@ mod tests {
         let tools = json!([{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]);
         let tools = serde_json::from_str(&tools.to_string()).expect("tools");
         let tools = GivenTools::new(Some(tools), None).expect("tools");
-        let mut content = content(tools);
+        let mut content = content(tools.map(|tools| tools.callable()));
         let said = "<tool_call>{\"name\": \"find\", \"arguments\": {\"q\": 1}}</tool_call>";
         content.said(0, said, Some(FinishReason::EndToken));
         let call = json!({"type": "tool_call", "name": "find", "arguments": {"q": 1}});
@@ -310,13 +316,11 @@ mod tests {
     }
 
     fn input(messages: Vec<Value>) -> (Value, bool) {
-        let chat = Chat {
-            messages,
-            tools: Vec::new(),
-        };
+        let messages: ChatMessages = serde_json::from_str(&Value::from(messages).to_string()).expect("messages");
+        let chat = GivenChat::new("messages", turns(Some(messages)).expect("turns"), None);
         let mut room = Room::new();
-        let turns = Input::Chat(chat, ChatEnding::NewMessage);
-        let messages = Value::from(input_messages(&turns, |_| String::new(), &mut room));
+        let input = Input::Chat(chat, ChatEnding::NewMessage);
+        let messages = Value::from(input_messages(&input, |_| String::new(), &mut room));
         assert!(messages.to_string().len() <= CONTENT_BYTES_MAX);
         (messages, room.is_cut)
     }
@@ -326,7 +330,7 @@ mod tests {
         let (messages, is_cut) = input(vec![
             json!({"role": "system", "content": "Be brief."}),
             json!({"role": "assistant", "content": "", "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "x"}}}]}),
+                {"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{\"q\": \"x\"}"}}]}),
             json!({"role": "tool", "content": "found", "tool_call_id": "c1"}),
         ]);
         let expected = json!([
@@ -340,7 +344,8 @@ mod tests {
     #[test]
     fn of_a_long_conversation_the_newest_messages_are_kept() {
         let long = "y".repeat(CONTENT_BYTES_MAX);
-        let call = json!({"id": long, "type": "function", "function": {"name": "f", "arguments": {"q": long}}});
+        let arguments = json!({"q": long}).to_string();
+        let call = json!({"id": long, "type": "function", "function": {"name": "f", "arguments": arguments}});
         let (messages, is_cut) = input(vec![
             json!({"role": "user", "content": "first"}),
             json!({"role": "assistant", "content": "", "tool_calls": [call]}),

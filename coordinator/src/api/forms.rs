@@ -1,5 +1,6 @@
 //! The forms in which a client writes the fields of a body. An error names the field, what came and what is wanted. No form
-//! holds more memory than a few times its text, however many zeros a list has.
+//! holds more memory than a few times its text, however many zeros a list has: JSON that is handed on stays text (`json_tree` reads it
+//! where a template needs it).
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -31,6 +31,9 @@ pub const GRAMMAR_BYTES_MAX: usize = 128 << 10;
 /// OpenAI's limits.
 pub const TOOLS_MAX: usize = 128;
 pub const TOOL_NAME_CHARS_MAX: usize = 64;
+/// JSON values in the `parameters` of all tools and in the `arguments` of all calls together. While a prompt is made, each takes up to
+/// 300 bytes, a few times over. The largest sets of tools in use have some 100 KB, which are about 5,000 values.
+pub const TOOL_VALUES_MAX: usize = 1 << 15;
 /// Calls in one message of the assistant.
 pub const CALLS_MAX: usize = 128;
 /// Bytes of the fields that an answer of `/v1/responses` repeats. They are kept for as long as the request runs, and a stream has them

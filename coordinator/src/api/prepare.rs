@@ -65,11 +65,7 @@ async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -
         text_controls: plan.fields.allow_special_tokens.0,
     };
     let text = state.text.clone();
-    let work = move || {
-        tokenizing
-            .run(&text, input)
-            .map_err(|error| text_error(&text, &error, param))
-    };
+    let work = move || tokenizing.run(&text, input, |error| text_error(&text, error, param));
     on_text(state, (bytes, held), work).await
 }
 
@@ -107,45 +103,56 @@ pub struct Tokenizing {
 }
 
 impl Tokenizing {
-    pub fn run(self, text: &TextModel, input: Input) -> Result<Vec<Prompt>, TextError> {
-        let encode = |source: &str, add_special| text.codec().encode(source, add_special, self.tokens_max);
-        let prompt = |source| {
-            let (tokens, string) = match source {
-                PromptSource::Text(string) => (encode(&string, self.add_special.unwrap_or(true))?, Some(string)),
-                PromptSource::Tokens(ids) => (ids, None),
-            };
-            let kept = self.kept(&tokens);
-            let whole = string.filter(|_| kept.len() == tokens.len());
-            Ok(Prompt {
-                tokens: Arc::from(kept),
-                echo_text: self.echo.then(|| whole.unwrap_or_else(|| text.decode(kept, true))),
-            })
+    /// `refuse` says what is wrong with a text.
+    pub fn run(
+        self,
+        text: &TextModel,
+        input: Input,
+        refuse: impl Fn(&TextError) -> ApiError,
+    ) -> Result<Vec<Prompt>, ApiError> {
+        let prompts: Result<Vec<Prompt>, TextError> = match input {
+            Input::Prompts(sources) => sources.into_iter().map(|source| self.prompt(text, source)).collect(),
+            Input::Chat(chat, ending) => self.chat(text, chat.for_template()?, ending).map(|prompt| vec![prompt]),
         };
-        match input {
-            Input::Prompts(sources) => sources.into_iter().map(prompt).collect(),
-            Input::Chat(chat, ending) => {
-                let (chat, mark) = match self.text_controls {
-                    true => (chat, None),
-                    false => hide_control(text.codec(), chat)?,
-                };
-                let rendered = match ending {
-                    ChatEnding::LastMessage => up_to_last_message(text, chat)?,
-                    ChatEnding::NewMessage => text.render_chat(&chat, true)?,
-                    ChatEnding::Nothing => text.render_chat(&chat, false)?,
-                };
-                let add_special = self.add_special.unwrap_or(false);
-                let tokens = match mark {
-                    None => encode(&rendered, add_special)?,
-                    Some(mark) => text
-                        .codec()
-                        .encode_hidden(&rendered, mark, (add_special, self.tokens_max))?,
-                };
-                Ok(vec![Prompt {
-                    tokens: Arc::from(self.kept(&tokens)),
-                    echo_text: None,
-                }])
+        prompts.map_err(|error| refuse(&error))
+    }
+
+    fn prompt(self, text: &TextModel, source: PromptSource) -> Result<Prompt, TextError> {
+        let (tokens, string) = match source {
+            PromptSource::Text(string) => {
+                let add_special = self.add_special.unwrap_or(true);
+                let tokens = text.codec().encode(&string, add_special, self.tokens_max)?;
+                (tokens, Some(string))
             }
-        }
+            PromptSource::Tokens(ids) => (ids, None),
+        };
+        let kept = self.kept(&tokens);
+        let whole = string.filter(|_| kept.len() == tokens.len());
+        Ok(Prompt {
+            tokens: Arc::from(kept),
+            echo_text: self.echo.then(|| whole.unwrap_or_else(|| text.decode(kept, true))),
+        })
+    }
+
+    fn chat(self, text: &TextModel, chat: Chat, ending: ChatEnding) -> Result<Prompt, TextError> {
+        let (chat, mark) = match self.text_controls {
+            true => (chat, None),
+            false => hide_control(text.codec(), chat)?,
+        };
+        let rendered = match ending {
+            ChatEnding::LastMessage => up_to_last_message(text, chat)?,
+            ChatEnding::NewMessage => text.render_chat(&chat, true)?,
+            ChatEnding::Nothing => text.render_chat(&chat, false)?,
+        };
+        let limits = (self.add_special.unwrap_or(false), self.tokens_max);
+        let tokens = match mark {
+            None => text.codec().encode(&rendered, limits.0, limits.1)?,
+            Some(mark) => text.codec().encode_hidden(&rendered, mark, limits)?,
+        };
+        Ok(Prompt {
+            tokens: Arc::from(self.kept(&tokens)),
+            echo_text: None,
+        })
     }
 
     fn kept(self, tokens: &[TokenId]) -> &[TokenId] {

@@ -4,21 +4,20 @@ use std::fmt;
 
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
 use serving_core::ids::TokenId;
 
 use super::error::{ApiError, short};
 use super::forms::{Flag, Given, Id, List, Real, Unsupported, in_vocabulary};
+use super::given_chat::{GivenChat, Turn};
 use super::limits::{
     CALLS_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPT_ELEMENTS_MAX, PROMPTS_MAX,
 };
-use super::tools::MadeCall;
-use crate::text::Chat;
+use super::tools::{EarlierCall, MadeCall};
 
 #[derive(Debug)]
 pub enum Input {
     Prompts(Vec<PromptSource>),
-    Chat(Chat, ChatEnding),
+    Chat(GivenChat, ChatEnding),
 }
 
 /// What the model goes on with after the messages of a chat.
@@ -132,12 +131,7 @@ impl Input {
     pub fn text_bytes(&self) -> usize {
         match self {
             Input::Prompts(prompts) => prompts.iter().map(PromptSource::text_bytes).sum(),
-            Input::Chat(chat, _) => {
-                let content = |turn: &Value| turn["content"].as_str().map_or(0, str::len);
-                let calls = |turn: &Value| turn.get("tool_calls").map_or(0, |calls| calls.to_string().len());
-                let turns: usize = chat.messages.iter().map(|turn| content(turn) + calls(turn)).sum();
-                turns + chat.tools.iter().map(|tool| tool.to_string().len()).sum::<usize>()
-            }
+            Input::Chat(chat, _) => chat.text_bytes(),
         }
     }
 
@@ -222,8 +216,8 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
-/// The messages as a template reads them.
-pub fn turns(messages: Option<ChatMessages>) -> Result<Vec<Value>, ApiError> {
+/// The messages of a chat.
+pub fn turns(messages: Option<ChatMessages>) -> Result<Vec<Turn>, ApiError> {
     let messages = messages.map_or(Vec::new(), |messages| messages.0);
     if messages.is_empty() {
         let message = "`messages` must be a list with at least one message.";
@@ -245,16 +239,18 @@ impl ChatMessage {
         }
     }
 
-    /// The message as a template reads it. `list` is the field that it is an element of.
-    pub fn turn(self, (list, at): (&str, usize)) -> Result<Value, ApiError> {
+    /// The message, if it is one. `list` is the field that it is an element of.
+    pub fn turn(self, (list, at): (&str, usize)) -> Result<Turn, ApiError> {
         let wrong = |field: &str, what: &str| {
             let path = format!("{list}[{at}].{field}");
             ApiError::invalid(&path, format!("`{path}` {what}."))
         };
         let role = match self.role.as_deref() {
-            Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
             // OpenAI's newer name for the system role. The models that are served here know only "system".
-            Some("developer") => "system",
+            Some("system" | "developer") => "system",
+            Some("user") => "user",
+            Some("assistant") => "assistant",
+            Some("tool") => "tool",
             Some(other) => {
                 let other = short(other);
                 let what = format!("must be system, developer, user, assistant or tool, not {other:?}");
@@ -279,18 +275,14 @@ impl ChatMessage {
             None if !calls.is_empty() => String::new(),
             None => return Err(wrong("content", "is missing")),
         };
-        let mut turn = json!({"role": role, "content": content});
-        if !calls.is_empty() {
-            let calls = calls.into_iter().map(MadeCall::for_template);
-            let calls: Result<Vec<Value>, _> = calls.collect();
-            turn["tool_calls"] = Value::from(calls.map_err(|what| wrong("tool_calls", what))?);
-        }
-        for (field, value) in [("tool_call_id", self.tool_call_id), ("name", self.name)] {
-            if let Some(value) = value {
-                turn[field] = Value::from(value);
-            }
-        }
-        Ok(turn)
+        let calls: Result<Vec<EarlierCall>, _> = calls.into_iter().map(MadeCall::checked).collect();
+        Ok(Turn {
+            role,
+            content,
+            calls: calls.map_err(|what| wrong("tool_calls", what))?,
+            tool_call_id: self.tool_call_id,
+            name: self.name,
+        })
     }
 }
 

@@ -17,10 +17,11 @@ use super::forms::{
     self, CacheSalt, Count, EmptyList, EmptyText, Flag, Given, Id, List, NoToolChoice, OnlyFlag, OnlyNumber, Real,
     Seed, Unsupported, Whole, in_vocabulary, with_field_names,
 };
+use super::given_chat::GivenChat;
 use super::limits::*;
 use super::prompt::{ChatEnding, ChatMessages, Input, LogitBias, Prompts, turns};
-use super::tools::{GivenTools, ToolChoice, Tools};
-use crate::text::{Chat, STOP_STRINGS_MAX, StopStrings};
+use super::tools::{CallableTools, GivenTools, ToolChoice, Tools};
+use crate::text::{STOP_STRINGS_MAX, StopStrings};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Endpoint {
@@ -196,7 +197,7 @@ pub struct CheckedRequest {
     pub truncation: Option<Truncation>,
     pub constraint: GivenConstraint,
     /// Functions that the answer may call.
-    pub tools: Option<GivenTools>,
+    pub tools: Option<CallableTools>,
     /// What an answer of `/v1/responses` repeats.
     pub response: Option<Box<AskedResponse>>,
 }
@@ -277,7 +278,7 @@ pub fn check(
         stream_options: fields.stream_options.unwrap_or_default(),
         truncation,
         constraint,
-        tools,
+        tools: tools.as_ref().map(GivenTools::callable),
         response: None,
         input,
         fields,
@@ -315,11 +316,8 @@ impl GenerateFields {
 
     fn chat(&mut self, tools: Option<&GivenTools>) -> Result<Input, ApiError> {
         let ending = ChatEnding::of(self.continue_final_message, self.add_generation_prompt)?;
-        let chat = Chat {
-            messages: turns(self.messages.take())?,
-            tools: tools.map_or(Vec::new(), |tools| tools.for_template.clone()),
-        };
-        Ok(Input::Chat(chat, ending))
+        let turns = turns(self.messages.take())?;
+        Ok(Input::Chat(GivenChat::new("messages", turns, tools), ending))
     }
 
     /// A grammar decides where the output ends, so nothing else may move its end.

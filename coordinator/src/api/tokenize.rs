@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::forms::{self, Flag, Id, List, in_vocabulary};
+use super::given_chat::GivenChat;
 use super::limits::{DETOKENIZE_TOKENS_MAX, TOKENIZE_TOKENS_MAX};
 use super::long_text::on_text;
 use super::prepare::{Tokenizing, text_error};
@@ -18,7 +19,7 @@ use super::request::served_model;
 use super::shapes::ids;
 use super::tools::{GivenTools, Tools};
 use super::{AppState, body};
-use crate::text::{Chat, TextError, TextModel};
+use crate::text::{TextError, TextModel};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -59,11 +60,9 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     let ending = ChatEnding::of(fields.continue_final_message, fields.add_generation_prompt)?;
     let input = match (fields.messages, fields.prompt) {
         (Some(messages), _) => {
-            let chat = Chat {
-                messages: turns(Some(messages))?,
-                tools: GivenTools::new(fields.tools, None)?.map_or(Vec::new(), |tools| tools.for_template),
-            };
-            Input::Chat(chat, ending)
+            let turns = turns(Some(messages))?;
+            let tools = GivenTools::new(fields.tools, None)?;
+            Input::Chat(GivenChat::new("messages", turns, tools.as_ref()), ending)
         }
         (None, Some(prompt)) => Input::Prompts(vec![PromptSource::Text(prompt)]),
         (None, None) => {
@@ -85,10 +84,11 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
         text_controls: fields.allow_special_tokens.0,
     };
     let tokens = on_text(&state, (bytes, held), move || {
-        let prompts = tokenizing.run(&text, input).map_err(|error| match error {
+        let refuse = |error: &TextError| match error {
             TextError::TooLong { .. } => too_long(&text, tokens_max, param),
-            error => text_error(&text, &error, param),
-        })?;
+            error => text_error(&text, error, param),
+        };
+        let prompts = tokenizing.run(&text, input, refuse)?;
         Ok(prompts
             .into_iter()
             .flat_map(|prompt| prompt.tokens.to_vec())

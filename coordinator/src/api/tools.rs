@@ -9,10 +9,13 @@ use serving_core::request::OutputGrammar;
 use super::constraint::Schema;
 use super::error::{ApiError, short};
 use super::forms::{Given, List};
-use super::limits::{TOOL_NAME_CHARS_MAX, TOOLS_MAX};
+use super::json_tree::{TooManyValues, Trees};
+use super::limits::{TOOL_NAME_CHARS_MAX, TOOL_VALUES_MAX, TOOLS_MAX};
 
 /// Calls that one answer may have when it must have some. A small model would go on until its budget is used up.
 const REQUIRED_CALLS_MAX: usize = 4;
+/// The schema of a function that has none.
+const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, expecting = "an object with `type` and `function`")]
@@ -123,13 +126,18 @@ impl<'de> Deserialize<'de> for FlatToolChoice {
     }
 }
 
-/// The functions of a request that has some, and may call them.
-#[derive(Clone, Debug, Default)]
+/// The functions of a request that has some, and may call them. They are as they were written until the prompt is made.
+#[derive(Debug)]
 pub struct GivenTools {
-    /// As a template gets them.
-    pub for_template: Vec<Value>,
+    choice: ToolChoice,
+    functions: Arc<[GivenFunction]>,
+}
+
+/// What it takes to read the calls in an answer. It is kept until the answer ends.
+#[derive(Clone, Debug)]
+pub struct CallableTools {
     pub choice: ToolChoice,
-    functions: Vec<(String, Value)>,
+    pub names: Arc<[String]>,
 }
 
 impl GivenTools {
@@ -146,23 +154,70 @@ impl GivenTools {
                 )),
             };
         }
-        let mut given = Self {
-            choice,
-            ..Self::default()
-        };
-        for (at, tool) in tools.into_iter().enumerate() {
-            given.add(at, tool)?;
-        }
-        if let ToolChoice::Named(name) = &given.choice
-            && !given.functions.iter().any(|(known, _)| known == name)
+        let functions = tools.into_iter().enumerate();
+        let functions = functions.map(|(at, tool)| GivenFunction::new(at, tool));
+        let functions: Vec<GivenFunction> = functions.collect::<Result<_, _>>()?;
+        if let ToolChoice::Named(name) = &choice
+            && !functions.iter().any(|known| known.name == *name)
         {
             let message = format!("`tool_choice` names {:?}, which is not one of `tools`.", short(name));
             return Err(ApiError::invalid("tool_choice", message));
         }
-        Ok(Some(given).filter(|given| given.choice != ToolChoice::None))
+        Ok(match choice {
+            ToolChoice::None => None,
+            choice => Some(Self {
+                choice,
+                functions: functions.into(),
+            }),
+        })
     }
 
-    fn add(&mut self, at: usize, tool: Tool) -> Result<(), ApiError> {
+    /// For a prompt, which shares them.
+    pub fn functions(&self) -> Arc<[GivenFunction]> {
+        self.functions.clone()
+    }
+
+    pub fn callable(&self) -> CallableTools {
+        CallableTools {
+            choice: self.choice.clone(),
+            names: self.functions.iter().map(|function| function.name.clone()).collect(),
+        }
+    }
+
+    /// What the whole output has to be where a call is forced: the arguments of the named function, or a list of calls.
+    pub fn grammar(&self, is_parallel: bool) -> Option<OutputGrammar> {
+        let schema = match &self.choice {
+            ToolChoice::None | ToolChoice::Auto => return None,
+            ToolChoice::Named(name) => {
+                let mut functions = self.functions.iter();
+                functions.find(|known| known.name == *name)?.parameters().to_owned()
+            }
+            ToolChoice::Required => {
+                let calls: Vec<String> = self.functions.iter().map(GivenFunction::call_schema).collect();
+                let most = if is_parallel { REQUIRED_CALLS_MAX } else { 1 };
+                format!(
+                    r#"{{"type":"array","minItems":1,"maxItems":{most},"items":{{"anyOf":[{}]}}}}"#,
+                    calls.join(",")
+                )
+            }
+        };
+        Some(OutputGrammar::JsonSchema(schema.into()))
+    }
+}
+
+/// A function as its client wrote it.
+#[derive(Debug)]
+pub struct GivenFunction {
+    name: String,
+    description: Option<String>,
+    /// An object.
+    parameters: Option<Schema>,
+    /// Where in the tool they stand.
+    parameters_field: &'static str,
+}
+
+impl GivenFunction {
+    fn new(at: usize, tool: Tool) -> Result<Self, ApiError> {
         let wrong = |field: &str, what: &str| {
             let path = format!("tools[{at}].{field}");
             Err(ApiError::invalid(&path, format!("`{path}` {what}.")))
@@ -185,45 +240,66 @@ impl GivenTools {
                 "must have 1 to 64 letters, digits, underscores, points and dashes",
             );
         }
-        let parameters = function.parameters.map(|schema| serde_json::from_str(schema.get()));
-        let parameters = match parameters.transpose() {
-            Ok(None) => json!({"type": "object", "properties": {}}),
-            Ok(Some(parameters @ Value::Object(_))) => parameters,
-            _ => return wrong(parameters_field, "must be a JSON schema"),
-        };
-        let mut described = json!({"name": name});
-        if let Some(description) = function.description {
-            described["description"] = Value::from(description);
+        // It is JSON, so its first character says what it is.
+        let is_no_object = |schema: &Schema| !schema.get().starts_with('{');
+        if function.parameters.as_ref().is_some_and(is_no_object) {
+            return wrong(parameters_field, "must be a JSON schema");
         }
-        described["parameters"] = parameters.clone();
-        self.for_template
-            .push(json!({"type": "function", "function": described}));
-        self.functions.push((name, parameters));
-        Ok(())
+        Ok(Self {
+            name,
+            description: function.description,
+            parameters: function.parameters,
+            parameters_field,
+        })
     }
 
-    pub fn names(&self) -> Arc<[String]> {
-        self.functions.iter().map(|(name, _)| name.clone()).collect()
+    fn parameters(&self) -> &str {
+        self.parameters.as_ref().map_or(NO_PARAMETERS, |schema| schema.get())
     }
 
-    /// What the whole output has to be where a call is forced: the arguments of the named function, or a list of calls.
-    pub fn grammar(&self, is_parallel: bool) -> Option<OutputGrammar> {
-        let schema = match &self.choice {
-            ToolChoice::None | ToolChoice::Auto => return None,
-            ToolChoice::Named(name) => self.functions.iter().find(|(known, _)| known == name)?.1.clone(),
-            ToolChoice::Required => {
-                let calls = self.functions.iter().map(|(name, parameters)| {
-                    json!({
-                        "type": "object", "properties": {"name": {"const": name}, "arguments": parameters},
-                        "required": ["name", "arguments"], "additionalProperties": false,
-                    })
-                });
-                let most = if is_parallel { REQUIRED_CALLS_MAX } else { 1 };
-                json!({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls.collect::<Vec<_>>()}})
-            }
-        };
-        Some(OutputGrammar::JsonSchema(schema.to_string().into()))
+    /// Of an object that calls it. No character of a name needs an escape.
+    fn call_schema(&self) -> String {
+        format!(
+            r#"{{"type":"object","properties":{{"name":{{"const":"{}"}},"arguments":{}}},"required":["name","arguments"],"additionalProperties":false}}"#,
+            self.name,
+            self.parameters()
+        )
     }
+
+    pub fn text_bytes(&self) -> usize {
+        let description = self.description.as_ref().map_or(0, String::len);
+        self.name.len() + description + self.parameters().len()
+    }
+
+    /// As a template gets it. `at` is its place among the tools.
+    pub fn for_template(&self, at: usize, trees: &mut Trees) -> Result<Value, ApiError> {
+        let path = || format!("tools[{at}].{}", self.parameters_field);
+        let parameters = trees.object(self.parameters());
+        let parameters = parameters.map_err(|TooManyValues| too_many_values(&path()))?;
+        let parameters = parameters.ok_or_else(|| {
+            let path = path();
+            // It is JSON, but deeper than any schema, or with a number beyond all doubles.
+            ApiError::invalid(&path, format!("`{path}` must be a JSON schema."))
+        })?;
+        let mut function = json!({"name": self.name});
+        if let Some(description) = &self.description {
+            function["description"] = Value::from(description.as_str());
+        }
+        // `json!` would copy a value that it is given.
+        function["parameters"] = parameters;
+        let mut tool = json!({"type": "function"});
+        tool["function"] = function;
+        Ok(tool)
+    }
+}
+
+/// `field` is where the values became too many.
+pub fn too_many_values(field: &str) -> ApiError {
+    let message = format!(
+        "`{field}`: the `parameters` of all tools and the `arguments` of all calls have more than {TOOL_VALUES_MAX} JSON values \
+         together. Leave some of the tools, or of the earlier calls, out."
+    );
+    ApiError::invalid(field, message)
 }
 
 /// A call in a message of the assistant.
@@ -242,24 +318,38 @@ struct MadeFunction {
 }
 
 impl MadeCall {
-    pub fn new(id: Option<String>, name: Option<String>, arguments: Option<String>) -> Self {
-        Self {
-            id,
-            function: Some(MadeFunction { name, arguments }),
-        }
+    pub fn checked(self) -> Result<EarlierCall, &'static str> {
+        let function = self.function.unwrap_or_default();
+        Ok(EarlierCall {
+            id: self.id,
+            name: function.name.ok_or("needs `function.name`")?,
+            arguments: function
+                .arguments
+                .ok_or("needs `function.arguments`, JSON in a string")?,
+        })
+    }
+}
+
+/// A call that the model made before, as its client wrote it.
+#[derive(Debug)]
+pub struct EarlierCall {
+    pub id: Option<String>,
+    pub name: String,
+    /// JSON, unless the client or the model made a mistake.
+    pub arguments: String,
+}
+
+impl EarlierCall {
+    pub fn text_bytes(&self) -> usize {
+        self.name.len() + self.arguments.len()
     }
 
     /// As templates read it: with the arguments as an object, where they are one.
-    pub fn for_template(self) -> Result<Value, &'static str> {
-        let function = self.function.unwrap_or_default();
-        let name = function.name.ok_or("needs `function.name`")?;
-        let text = function
-            .arguments
-            .ok_or("needs `function.arguments`, JSON in a string")?;
-        let arguments = match serde_json::from_str(&text) {
-            Ok(arguments @ Value::Object(_)) => arguments,
-            _ => Value::from(text),
-        };
-        Ok(json!({"id": self.id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+    pub fn for_template(self, trees: &mut Trees) -> Result<Value, TooManyValues> {
+        let arguments = trees.object(&self.arguments)?;
+        let mut call = json!({"id": self.id, "type": "function", "function": {"name": self.name}});
+        // `json!` would copy a value that it is given.
+        call["function"]["arguments"] = arguments.unwrap_or(Value::from(self.arguments));
+        Ok(call)
     }
 }

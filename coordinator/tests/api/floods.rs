@@ -62,6 +62,33 @@ async fn a_list_of_zeros_is_read_no_further_than_its_limit() {
 }
 
 #[tokio::test]
+async fn json_of_tools_and_calls_has_a_limited_number_of_values() {
+    let server = Server::saying("x").await;
+    // 34,000 values in 68 KB. As a tree they take 6 MB.
+    let many = format!("{{\"a\":[{}0]}}", "[0],".repeat(17_000));
+    let parameters: Value = serde_json::from_str(&many).expect("JSON");
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+    let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": many}});
+    let user = json!({"role": "user", "content": "hi"});
+    let caller = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+    for (body, param) in [
+        (
+            json!({"messages": [user], "tools": [tool]}),
+            "tools[0].function.parameters",
+        ),
+        (json!({"messages": [user, caller]}), "messages"),
+    ] {
+        let answer = post(server.address, "/tokenize", &body).await;
+        let error = &answer.json()["error"];
+        assert_eq!(
+            (answer.status, &error["param"], &error["code"]),
+            (400, &json!(param), &Value::Null),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn large_bodies_share_a_budget_and_small_ones_need_none() {
     let server = Server::saying("x").await;
     let whole = request("POST", "/tokenize", &[], &vec![b' '; BODY_BYTES_MAX - 10]);

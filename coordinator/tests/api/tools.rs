@@ -180,8 +180,14 @@ async fn calls_and_results_go_back_to_the_model() {
 #[tokio::test]
 async fn wrong_tools_are_named() {
     let server = Server::saying("x").await;
+    let deep = (0..200).fold(json!(0), |inner, _| json!([inner]));
     for (fields, param, about) in [
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice", "tools"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"enum": deep}}}]}),
+            "tools[0].function.parameters",
+            "schema",
+        ),
         (
             json!({"tool_choice": {"type": "function", "function": {"name": "x"}}}),
             "tool_choice",

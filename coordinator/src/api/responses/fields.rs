@@ -11,11 +11,12 @@ use crate::api::forms::{
     self, AutoWord, CacheSalt, Count, DisabledWord, EmptyList, EmptyText, Flag, Id, List, NoToolChoice, OnlyFlag,
     OnlyNumber, Real, Seed, Unsupported, Whole, with_field_names,
 };
+use crate::api::given_chat::{GivenChat, Turn};
 use crate::api::limits::*;
 use crate::api::prompt::{ChatEnding, Input, LogitBias};
 use crate::api::request::{AskedResponse, CheckedRequest, Endpoint, GenerateFields, check, note_ignored};
 use crate::api::tools::{FlatTool, FlatToolChoice, GivenTools, Tool};
-use crate::text::{Chat, StopStrings};
+use crate::text::StopStrings;
 
 with_field_names! {
     /// What a client wrote. `store` is accepted with any value and has no effect: the answer says `"store": false`. The
@@ -143,10 +144,7 @@ pub fn parse(state: &AppState, text: &str) -> Result<CheckedRequest, ApiError> {
         .map(|tools| List(tools.0.into_iter().map(Tool::from).collect()));
     let choice = fields.tool_choice.take().map(|choice| choice.0);
     let tools = GivenTools::new(tools, choice)?;
-    let chat = Chat {
-        messages: fields.messages()?,
-        tools: tools.as_ref().map_or(Vec::new(), |tools| tools.for_template.clone()),
-    };
+    let chat = GivenChat::new("input", fields.turns()?, tools.as_ref());
     let input = Input::Chat(chat, ChatEnding::NewMessage);
     let mut asked: AskedResponse = forms::read(text)?;
     if fields.text.as_ref().is_none_or(|text| text.format.is_none()) {
@@ -192,7 +190,7 @@ impl ResponseFields {
         }
     }
 
-    fn messages(&mut self) -> Result<Vec<serde_json::Value>, ApiError> {
+    fn turns(&mut self) -> Result<Vec<Turn>, ApiError> {
         let input = self.input.take().ok_or_else(|| {
             ApiError::invalid(
                 "input",

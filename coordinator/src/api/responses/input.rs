@@ -1,13 +1,13 @@
 //! The items of `input`: messages, calls that the model made before, and what the functions returned.
 
 use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
 
 use crate::api::error::{ApiError, short};
 use crate::api::forms::Given;
+use crate::api::given_chat::Turn;
 use crate::api::limits::MESSAGES_MAX;
 use crate::api::prompt::{ChatMessage, Content};
-use crate::api::tools::MadeCall;
+use crate::api::tools::EarlierCall;
 
 /// A text of the user, or a conversation.
 #[derive(Debug)]
@@ -41,15 +41,15 @@ impl<'de> Deserialize<'de> for ResponseInput {
 }
 
 impl ResponseInput {
-    /// The messages as a template reads them. The instructions come first, as a message of the system.
-    pub fn turns(self, instructions: Option<String>) -> Result<Vec<Value>, ApiError> {
+    /// The messages of a chat. The instructions come first, as a message of the system.
+    pub fn turns(self, instructions: Option<String>) -> Result<Vec<Turn>, ApiError> {
         let mut turns = Vec::new();
         if let Some(instructions) = instructions {
-            turns.push(json!({"role": "system", "content": instructions}));
+            turns.push(Turn::new("system", instructions));
         }
         match self {
             Self::Text(text) if text.is_empty() => return Err(empty()),
-            Self::Text(text) => turns.push(json!({"role": "user", "content": text})),
+            Self::Text(text) => turns.push(Turn::new("user", text)),
             Self::Items(items) if items.is_empty() => return Err(empty()),
             Self::Items(items) => {
                 for (at, item) in items.into_iter().enumerate() {
@@ -69,7 +69,7 @@ fn empty() -> ApiError {
 }
 
 impl Item {
-    fn add_to(self, turns: &mut Vec<Value>, at: usize) -> Result<(), ApiError> {
+    fn add_to(self, turns: &mut Vec<Turn>, at: usize) -> Result<(), ApiError> {
         let wrong = |field: &str, what: &str| {
             let path = format!("input[{at}].{field}");
             ApiError::invalid(&path, format!("`{path}` {what}."))
@@ -89,22 +89,20 @@ impl Item {
                 add_message(turns, turn);
             }
             Some("function_call") => {
-                for (field, is_missing) in [
-                    ("call_id", self.call_id.is_none()),
-                    ("name", self.name.is_none()),
-                    ("arguments", self.arguments.is_none()),
-                ] {
-                    if is_missing {
-                        return Err(wrong(field, "is missing"));
-                    }
-                }
-                let call = MadeCall::new(self.call_id, self.name, self.arguments);
-                add_call(turns, call.for_template().map_err(|what| wrong("arguments", what))?);
+                let call = EarlierCall {
+                    id: Some(self.call_id.ok_or_else(|| wrong("call_id", "is missing"))?),
+                    name: self.name.ok_or_else(|| wrong("name", "is missing"))?,
+                    arguments: self.arguments.ok_or_else(|| wrong("arguments", "is missing"))?,
+                };
+                add_call(turns, call);
             }
             Some("function_call_output") => {
                 let id = self.call_id.ok_or_else(|| wrong("call_id", "is missing"))?;
                 let output = self.output.ok_or_else(|| wrong("output", "is missing"))?;
-                turns.push(json!({"role": "tool", "content": output.0, "tool_call_id": id}));
+                turns.push(Turn {
+                    tool_call_id: Some(id),
+                    ..Turn::new("tool", output.0)
+                });
             }
             Some("item_reference") => {
                 let what = "refers to something that was stored, and this server stores nothing: send the item itself \
@@ -124,25 +122,21 @@ impl Item {
 }
 
 /// The results of calls have to follow their calls, so text that the model wrote between two of them goes before them.
-fn add_message(turns: &mut Vec<Value>, turn: Value) {
-    let last = turns.last_mut().filter(|last| last.get("tool_calls").is_some());
-    match last.filter(|_| turn["role"] == "assistant") {
-        Some(last) => {
-            let text = |turn: &Value| turn["content"].as_str().unwrap_or_default().to_owned();
-            last["content"] = Value::from(text(last) + &text(&turn));
-        }
+fn add_message(turns: &mut Vec<Turn>, turn: Turn) {
+    let last = turns.last_mut().filter(|last| !last.calls.is_empty());
+    match last.filter(|_| turn.role == "assistant") {
+        Some(last) => last.content.push_str(&turn.content),
         None => turns.push(turn),
     }
 }
 
 /// Calls that follow one another, or the text before them, are one message of the assistant.
-fn add_call(turns: &mut Vec<Value>, call: Value) {
-    if let Some(last) = turns.last_mut().filter(|turn| turn["role"] == "assistant") {
-        match last["tool_calls"].as_array_mut() {
-            Some(calls) => calls.push(call),
-            None => last["tool_calls"] = json!([call]),
-        }
-        return;
+fn add_call(turns: &mut Vec<Turn>, call: EarlierCall) {
+    match turns.last_mut().filter(|last| last.role == "assistant") {
+        Some(last) => last.calls.push(call),
+        None => turns.push(Turn {
+            calls: vec![call],
+            ..Turn::new("assistant", String::new())
+        }),
     }
-    turns.push(json!({"role": "assistant", "content": "", "tool_calls": [call]}));
 }

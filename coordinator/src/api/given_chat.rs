@@ -1,0 +1,139 @@
+//! A conversation as its client sent it. A template reads it as trees of JSON, which take many times the memory of their text: they
+//! are made by the thread that runs the template, and live no longer than it runs.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::json_tree::{TooManyValues, Trees};
+use super::limits::TOOL_VALUES_MAX;
+use super::tools::{EarlierCall, GivenFunction, GivenTools, too_many_values};
+use crate::text::Chat;
+
+#[derive(Debug)]
+pub struct GivenChat {
+    /// The field of the request that the turns came from.
+    field: &'static str,
+    pub turns: Vec<Turn>,
+    tools: Arc<[GivenFunction]>,
+}
+
+/// A message.
+#[derive(Debug, Default)]
+pub struct Turn {
+    pub role: &'static str,
+    pub content: String,
+    pub calls: Vec<EarlierCall>,
+    pub tool_call_id: Option<String>,
+    pub name: Option<String>,
+}
+
+impl GivenChat {
+    pub fn new(field: &'static str, turns: Vec<Turn>, tools: Option<&GivenTools>) -> Self {
+        Self {
+            field,
+            turns,
+            tools: tools.map(GivenTools::functions).unwrap_or_default(),
+        }
+    }
+
+    /// Bytes of what is said, called and can be called.
+    pub fn text_bytes(&self) -> usize {
+        let turns: usize = self.turns.iter().map(Turn::text_bytes).sum();
+        turns + self.tools.iter().map(GivenFunction::text_bytes).sum::<usize>()
+    }
+
+    pub fn for_template(self) -> Result<Chat, ApiError> {
+        let mut trees = Trees::new(TOOL_VALUES_MAX);
+        let tools = self.tools.iter().enumerate();
+        let tools = tools.map(|(at, tool)| tool.for_template(at, &mut trees));
+        let tools: Vec<Value> = tools.collect::<Result<_, _>>()?;
+        let messages = self.turns.into_iter().map(|turn| turn.for_template(&mut trees));
+        let messages: Result<Vec<Value>, TooManyValues> = messages.collect();
+        Ok(Chat {
+            messages: messages.map_err(|TooManyValues| too_many_values(self.field))?,
+            tools,
+        })
+    }
+}
+
+impl Turn {
+    pub fn new(role: &'static str, content: String) -> Self {
+        Self {
+            role,
+            content,
+            ..Self::default()
+        }
+    }
+
+    fn text_bytes(&self) -> usize {
+        self.content.len() + self.calls.iter().map(EarlierCall::text_bytes).sum::<usize>()
+    }
+
+    fn for_template(self, trees: &mut Trees) -> Result<Value, TooManyValues> {
+        let mut turn = json!({"role": self.role});
+        turn["content"] = Value::from(self.content);
+        if !self.calls.is_empty() {
+            let calls = self.calls.into_iter().map(|call| call.for_template(trees));
+            turn["tool_calls"] = Value::from(calls.collect::<Result<Vec<Value>, _>>()?);
+        }
+        for (field, value) in [("tool_call_id", self.tool_call_id), ("name", self.name)] {
+            if let Some(value) = value {
+                turn[field] = Value::from(value);
+            }
+        }
+        Ok(turn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(arguments: &str) -> EarlierCall {
+        EarlierCall {
+            id: None,
+            name: "f".to_owned(),
+            arguments: arguments.to_owned(),
+        }
+    }
+
+    #[test]
+    fn arguments_become_an_object_where_they_are_one() {
+        let said = Turn {
+            calls: vec![call(r#"{"a": [1]}"#), call("[1]"), call("{")],
+            ..Turn::new("assistant", "so".to_owned())
+        };
+        let result = Turn {
+            tool_call_id: Some("c".to_owned()),
+            name: Some("f".to_owned()),
+            ..Turn::new("tool", "1".to_owned())
+        };
+        let chat = GivenChat::new("messages", vec![said, result], None);
+        assert_eq!(chat.text_bytes(), "so".len() + "f{\"a\": [1]}f[1]f{".len() + "1".len());
+        let function = |arguments: Value| json!({"id": null, "type": "function", "function": {"name": "f", "arguments": arguments}});
+        let calls = [
+            function(json!({"a": [1]})),
+            function(json!("[1]")),
+            function(json!("{")),
+        ];
+        let wanted = [
+            json!({"role": "assistant", "content": "so", "tool_calls": calls}),
+            json!({"role": "tool", "content": "1", "tool_call_id": "c", "name": "f"}),
+        ];
+        assert_eq!(chat.for_template().expect("few values").messages, wanted);
+    }
+
+    #[test]
+    fn the_values_of_all_calls_count_together() {
+        let half = format!("{{\"a\": [{}0]}}", "0,".repeat(TOOL_VALUES_MAX / 2));
+        let turn = || Turn {
+            calls: vec![call(&half)],
+            ..Turn::new("assistant", String::new())
+        };
+        assert!(GivenChat::new("input", vec![turn()], None).for_template().is_ok());
+        let both = GivenChat::new("input", vec![turn(), turn()], None).for_template();
+        assert_eq!(both.expect_err("too many").param.as_deref(), Some("input"));
+    }
+}
