@@ -180,11 +180,13 @@ impl GivenConstraint {
         let bytes = self.bad_words.iter().map(String::len).sum();
         // A grammar is compiled on a blocking thread, however short it is.
         let bytes = if self.grammar.is_some() { usize::MAX } else { bytes };
-        let _place = match self.grammar.is_some() {
-            true => state.compiling.acquire().await.ok(),
+        let place = match self.grammar.is_some() {
+            true => state.compiling.clone().acquire_owned().await.ok(),
             false => None,
         };
         let work = move || {
+            // A grammar is compiled to its end, also when its client leaves meanwhile, and keeps its place for as long.
+            let _place = place;
             // Kept until its first token has been looked at.
             let _compiled = match &self.grammar {
                 Some((field, grammar)) => Some(
@@ -287,4 +289,96 @@ fn spellings(text: &TextModel, word: &str) -> Result<Vec<Vec<TokenId>>, TextErro
     let is_new = after_space.first() != first.first() && after_space.len() == first.len();
     let all = [Some(first), is_new.then_some(after_space)];
     Ok(all.into_iter().flatten().filter(|tokens| !tokens.is_empty()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, mpsc};
+    use std::time::Duration;
+
+    use grammar::{GrammarError, Grammars};
+    use service_runtime::http_guard::HttpGuard;
+    use serving_core::request::Lane;
+    use serving_core::stage::Stage;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::api::limits::COMPILED_AT_ONCE;
+    use crate::api::{ApiLimits, AppParts, EdgeMetrics, EndedRequest};
+    use crate::request_handle::{Readiness, Rejected, RequestHandle, Submission, Submit};
+
+    /// Nothing is submitted or counted here.
+    struct Nobody;
+
+    #[async_trait::async_trait]
+    impl Submit for Nobody {
+        async fn submit(&self, _: Submission) -> Result<RequestHandle, Rejected> {
+            unreachable!("a grammar is compiled before")
+        }
+        fn readiness(&self) -> Readiness {
+            Readiness::Draining
+        }
+    }
+
+    impl EdgeMetrics for Nobody {
+        fn request_ended(&self, _: &EndedRequest<'_>) {}
+        fn token_gap(&self, _: Lane, _: Duration, _: &str) {}
+        fn stage_entered(&self, _: Stage) {}
+        fn stage_left(&self, _: Stage) {}
+        fn handler_panicked(&self) {}
+        fn render(&self) -> String {
+            String::new()
+        }
+    }
+
+    fn state(grammars: Grammars) -> AppState {
+        let text = TextModel::open(&model_files::test_kit::model_path(), None).expect("the real model");
+        let parts = AppParts {
+            submit: Arc::new(Nobody),
+            text: Arc::new(text),
+            served_models: Vec::new(),
+            metrics: Arc::new(Nobody),
+            limits: ApiLimits {
+                body_bytes_max: 0,
+                request_bytes_in_flight_max: 0,
+                request_time_limit: Duration::ZERO,
+            },
+            insight: Arc::default(),
+            guard: HttpGuard::default(),
+            cors_origins: Vec::new(),
+            keys: None,
+        };
+        AppState {
+            grammars: Arc::new(grammars),
+            ..AppState::new(parts)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_grammar_keeps_its_place_until_it_is_compiled_though_its_client_has_gone() {
+        let (is_compiling, compiling) = oneshot::channel();
+        let (open_gate, gate) = mpsc::sync_channel::<()>(1);
+        let at_gate = Mutex::new(Some((is_compiling, gate)));
+        let load = move || {
+            let (is_compiling, gate) = at_gate.lock().unwrap().take().expect("it is read once");
+            is_compiling.send(()).expect("the test waits");
+            let _ = gate.recv();
+            Err(GrammarError::NoVocabulary("the test has none".to_owned()))
+        };
+        let state = state(Grammars::new(load));
+        let places = state.compiling.clone();
+        let fields = ConstraintFields {
+            guided_regex: Some("a+".to_owned()),
+            ..ConstraintFields::default()
+        };
+        let given = fields.check(8).expect("a grammar");
+        let client = tokio::spawn(async move { given.prepare(&state).await.is_ok() });
+        compiling.await.expect("it begins");
+        client.abort();
+        assert!(client.await.expect_err("it was stopped").is_cancelled());
+        assert_eq!(places.available_permits(), COMPILED_AT_ONCE - 1, "the compiler runs");
+        drop(open_gate);
+        let all = u32::try_from(COMPILED_AT_ONCE).expect("a few");
+        let _all = places.acquire_many(all).await.expect("places are never closed");
+    }
 }

@@ -134,7 +134,7 @@ pub struct AppState {
     long_texts: Arc<Semaphore>,
     bodies: body::BodyBudget,
     grammars: Arc<Grammars>,
-    compiling: Semaphore,
+    compiling: Arc<Semaphore>,
     started_at_unix_s: u64,
     started_at: Instant,
 }
@@ -144,7 +144,7 @@ impl AppState {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             grammars: Arc::new(grammars_of(parts.text.clone())),
-            compiling: Semaphore::new(limits::COMPILED_AT_ONCE),
+            compiling: Arc::new(Semaphore::new(limits::COMPILED_AT_ONCE)),
             submit: parts.submit,
             text: parts.text,
             served_models: parts.served_models,
