@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::json_tree::{TooManyValues, Trees};
-use super::limits::TOOL_VALUES_MAX;
+use super::limits::{FRAME_BYTES, TOOL_VALUES_MAX};
 use super::tools::{EarlierCall, GivenFunction, GivenTools, too_many_values};
 use crate::text::Chat;
 
@@ -44,6 +44,14 @@ impl GivenChat {
         turns + self.tools.iter().map(GivenFunction::text_bytes).sum::<usize>()
     }
 
+    /// What tells a small chat from a large one: every text, also one that only some templates print, and what a template writes around
+    /// them.
+    pub fn work_bytes(&self) -> usize {
+        let turns: usize = self.turns.iter().map(Turn::work_bytes).sum();
+        let tools = self.tools.iter().map(|tool| FRAME_BYTES + tool.text_bytes());
+        turns + tools.sum::<usize>()
+    }
+
     pub fn for_template(self) -> Result<Chat, ApiError> {
         let mut trees = Trees::new(TOOL_VALUES_MAX);
         let tools = self.tools.iter().enumerate();
@@ -71,6 +79,13 @@ impl Turn {
         self.content.len() + self.calls.iter().map(EarlierCall::text_bytes).sum::<usize>()
     }
 
+    fn work_bytes(&self) -> usize {
+        let ids = self.calls.iter().map(|call| call.id.as_ref());
+        let others = ids.chain([self.tool_call_id.as_ref(), self.name.as_ref()]);
+        let others: usize = others.flatten().map(String::len).sum();
+        FRAME_BYTES * (1 + self.calls.len()) + self.text_bytes() + others
+    }
+
     fn for_template(self, trees: &mut Trees) -> Result<Value, TooManyValues> {
         let mut turn = json!({"role": self.role});
         turn["content"] = Value::from(self.content);
@@ -90,6 +105,7 @@ impl Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::limits::TOKENIZE_INLINE_BYTES_MAX;
 
     fn call(arguments: &str) -> EarlierCall {
         EarlierCall {
@@ -135,5 +151,40 @@ mod tests {
         assert!(GivenChat::new("input", vec![turn()], None).for_template().is_ok());
         let both = GivenChat::new("input", vec![turn(), turn()], None).for_template();
         assert_eq!(both.expect_err("too many").param.as_deref(), Some("input"));
+    }
+
+    #[test]
+    fn many_messages_and_long_names_are_no_small_work_though_they_say_nothing() {
+        let is_small = |turns: Vec<Turn>| {
+            let chat = GivenChat::new("messages", turns, None);
+            assert!(chat.text_bytes() <= TOKENIZE_INLINE_BYTES_MAX);
+            chat.work_bytes() <= TOKENIZE_INLINE_BYTES_MAX
+        };
+        let empty = || Turn::new("tool", String::new());
+        let many: Vec<Turn> = (0..1000).map(|_| empty()).collect();
+        let calling = || Turn {
+            calls: (0..1000).map(|_| call("{}")).collect(),
+            ..empty()
+        };
+        let long = || Some("x".repeat(TOKENIZE_INLINE_BYTES_MAX));
+        let named = Turn {
+            name: long(),
+            ..empty()
+        };
+        let answering = Turn {
+            tool_call_id: long(),
+            ..empty()
+        };
+        let called = Turn {
+            calls: vec![EarlierCall {
+                id: long(),
+                ..call("{}")
+            }],
+            ..empty()
+        };
+        assert!(is_small(vec![empty()]));
+        for turns in [many, vec![calling()], vec![named], vec![answering], vec![called]] {
+            assert!(!is_small(turns));
+        }
     }
 }

@@ -75,6 +75,11 @@ pub const REFUSED_BODY_READ_MAX: Duration = Duration::from_secs(3);
 pub const REFUSED_BYTES_READ_PER_SECOND: f64 = 64.0 * 1024.0 * 1024.0;
 /// Texts below this size are tokenized in place (about 1 ms). Longer texts go to a blocking thread.
 pub const TOKENIZE_INLINE_BYTES_MAX: usize = 16 << 10;
+/// What a template writes around a message, a call or a tool, as work: ChatML's marks of a message have 33 bytes, Hermes' of a call 52,
+/// the JSON of a tool some 70.
+pub const FRAME_BYTES: usize = 64;
+/// A token id as work. A token stands for about four bytes of English text.
+pub const TOKEN_ID_BYTES: usize = 4;
 /// How long an answer waits for the nodes' last reports after the last token of its last choice. Only an answer that shows
 /// these reports waits.
 pub const REPORTS_WAIT_MAX: Duration = Duration::from_millis(500);

@@ -23,7 +23,7 @@ const COMPLETIONS_MAX_TOKENS_DEFAULT: u32 = 16;
 #[derive(Clone, Debug)]
 pub struct Prompt {
     pub tokens: Arc<[TokenId]>,
-    /// With `echo`: the prompt as text.
+    /// With `echo`: the prompt as text, if the context holds it.
     pub echo_text: Option<String>,
 }
 
@@ -45,10 +45,10 @@ pub async fn tokenized(state: &AppState, plan: &mut CheckedRequest, held: HeldBy
 async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
     let param = plan.endpoint.prompt_field();
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
-    let bytes = input.text_bytes();
+    let bytes = input.work_bytes();
     let longest = match &input {
         Input::Prompts(list) => list.iter().map(PromptSource::text_bytes).max().unwrap_or(0),
-        Input::Chat(..) => bytes,
+        Input::Chat(chat, _) => chat.text_bytes(),
     };
     let limit = state.text.max_model_tokens as usize;
     let tokens_max = limit * COUNTED_CONTEXTS;
@@ -128,9 +128,11 @@ impl Tokenizing {
         };
         let kept = self.kept(&tokens);
         let whole = string.filter(|_| kept.len() == tokens.len());
+        // A prompt beyond the context is refused by its number of tokens. Its text may be a hundred times as long as its ids.
+        let is_shown = self.echo && kept.len() <= text.max_model_tokens as usize;
         Ok(Prompt {
             tokens: Arc::from(kept),
-            echo_text: self.echo.then(|| whole.unwrap_or_else(|| text.decode(kept, true))),
+            echo_text: is_shown.then(|| whole.unwrap_or_else(|| text.decode(kept, true))),
         })
     }
 
@@ -290,5 +292,29 @@ fn max_tokens(state: &AppState, plan: &CheckedRequest, prompt_tokens: usize) -> 
                 message,
             ))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_beyond_the_context_do_not_become_text() {
+        let text = TextModel::open(&model_files::test_kit::model_path(), Some(16)).expect("the real model");
+        let tokenizing = Tokenizing {
+            tokens_max: 64,
+            kept_max: None,
+            add_special: None,
+            echo: true,
+            text_controls: false,
+        };
+        let has_text = |ids: usize| {
+            let input = Input::Prompts(vec![PromptSource::Tokens(vec![TokenId(0); ids])]);
+            let all = tokenizing.run(&text, input, |error| ApiError::internal(error.to_string()));
+            all.expect("ids are tokens")[0].echo_text.is_some()
+        };
+        assert!(has_text(16));
+        assert!(!has_text(17), "it is refused, and its text with it");
     }
 }

@@ -10,7 +10,7 @@ use super::error::{ApiError, short};
 use super::forms::{Flag, Given, Id, List, Real, Unsupported, in_vocabulary};
 use super::given_chat::{GivenChat, Turn};
 use super::limits::{
-    CALLS_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPT_ELEMENTS_MAX, PROMPTS_MAX,
+    CALLS_MAX, LOGIT_BIAS_ENTRIES_MAX, LOGIT_BIAS_MAX, MESSAGES_MAX, PROMPT_ELEMENTS_MAX, PROMPTS_MAX, TOKEN_ID_BYTES,
 };
 use super::tools::{EarlierCall, MadeCall};
 
@@ -116,6 +116,13 @@ impl PromptSource {
             PromptSource::Tokens(_) => 0,
         }
     }
+
+    fn work_bytes(&self) -> usize {
+        match self {
+            PromptSource::Text(text) => text.len(),
+            PromptSource::Tokens(ids) => ids.len().saturating_mul(TOKEN_ID_BYTES),
+        }
+    }
 }
 
 impl Input {
@@ -132,6 +139,14 @@ impl Input {
         match self {
             Input::Prompts(prompts) => prompts.iter().map(PromptSource::text_bytes).sum(),
             Input::Chat(chat, _) => chat.text_bytes(),
+        }
+    }
+
+    /// How much there is to do until the prompts are tokens.
+    pub fn work_bytes(&self) -> usize {
+        match self {
+            Input::Prompts(prompts) => prompts.iter().map(PromptSource::work_bytes).sum(),
+            Input::Chat(chat, _) => chat.work_bytes(),
         }
     }
 
@@ -339,5 +354,19 @@ impl LogitBias {
             return wrong(format!("`logit_bias` names token {} twice.", pair[0].0));
         }
         Ok(self.0.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::limits::TOKENIZE_INLINE_BYTES_MAX;
+
+    #[test]
+    fn token_ids_are_work_though_they_are_no_text() {
+        let ids = PromptSource::Tokens(vec![TokenId(0); TOKENIZE_INLINE_BYTES_MAX / 2]);
+        let input = Input::Prompts(vec![ids]);
+        assert_eq!(input.text_bytes(), 0);
+        assert!(input.work_bytes() > TOKENIZE_INLINE_BYTES_MAX);
     }
 }

@@ -71,9 +71,9 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
         }
     };
     let text = state.text.clone();
-    let (param, bytes) = (input.param(), input.text_bytes());
+    let (param, bytes) = (input.param(), input.work_bytes());
     let tokens_max = TOKENIZE_TOKENS_MAX.max(text.max_model_tokens as usize);
-    if text.fewest_tokens(bytes) > tokens_max {
+    if text.fewest_tokens(input.text_bytes()) > tokens_max {
         return Err(too_long(&text, tokens_max, param));
     }
     let tokenizing = Tokenizing {
