@@ -119,10 +119,10 @@ fn a_node() -> NodeSnapshot {
 
 #[tokio::test]
 async fn stages_before_the_first_token_count_where_there_was_one() {
-    let metrics = new_metrics(MetricsConfig::default());
+    let (metrics, stages) = (new_metrics(MetricsConfig::default()), stages());
     let refused = EndedRequest {
         ttft: None,
-        ..ended("queue_full", &stages())
+        ..ended("queue_full", &stages)
     };
     metrics.request_ended(&refused);
     assert!(
@@ -130,7 +130,7 @@ async fn stages_before_the_first_token_count_where_there_was_one() {
             .render()
             .contains(r#"baton_stage_seconds_count{stage="queue",phase="ttft"}"#)
     );
-    metrics.request_ended(&ended("ok", &stages()));
+    metrics.request_ended(&ended("ok", &stages));
     assert!(
         metrics
             .render()
