@@ -7,6 +7,14 @@ use crate::scheduler::permits::blocks_at_open;
 use super::Cluster;
 use super::member::{Life, Node};
 
+/// What of a node is kept for an older request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub permits: u64,
+    /// Of the places for sequences, which decode nodes have.
+    pub sequences: u32,
+}
+
 /// Prefill permits of one request. A node grants about two step budgets, so a longer prompt costs one budget: it takes
 /// the node's whole attention once, and must be placeable at all.
 pub(super) fn prefill_permit(request: &Request, node: &Node) -> u32 {
@@ -40,11 +48,16 @@ pub(super) fn whole_fits(request: &Request, node: &Node) -> bool {
         && request.choice_count <= capacity.max_sequences
 }
 
-/// `kept` permits of the node are not for this request.
-pub(super) fn decode_has_room(request: &Request, node: &Node, kept: u64) -> bool {
-    let cost = u64::from(decode_permit(request, node.record.capacity.block_tokens)).saturating_add(kept);
+/// What is kept is not for this request.
+pub(super) fn decode_has_room(request: &Request, node: &Node, kept: Kept) -> bool {
+    let cost = u64::from(decode_permit(request, node.record.capacity.block_tokens)).saturating_add(kept.permits);
+    cost <= node.permits.available() && has_places(request, node, kept.sequences)
+}
+
+/// The decode node may compute all choices now, and `kept` further sequences.
+pub(super) fn has_places(request: &Request, node: &Node, kept: u32) -> bool {
     let sequences = node.sequences.saturating_add(request.choice_count);
-    cost <= node.permits.available() && sequences <= node.record.capacity.max_sequences
+    sequences.saturating_add(kept) <= node.record.capacity.max_sequences
 }
 
 /// KV blocks the whole request may come to need on one decode node: whole prompt blocks are shared by the choices, the

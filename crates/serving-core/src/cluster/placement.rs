@@ -12,7 +12,7 @@ use crate::time::Time;
 use super::Cluster;
 use super::action::{ClusterAction, PlacementFacts, Target};
 use super::capacity::{
-    decode_has_room, decode_permit, has_prompt_room, prefill_permit, prompt_fits, unless_avoided, whole_fits,
+    Kept, decode_has_room, decode_permit, has_prompt_room, prefill_permit, prompt_fits, unless_avoided, whole_fits,
 };
 use super::event::Leg;
 use super::handoff::{AdmittedRequest, OpenLeg, Phase};
@@ -136,7 +136,7 @@ impl Cluster {
     /// that has not waited long.
     fn plan_around(&self, now: Time, tracked: &AdmittedRequest, saving: Option<&Saving>) -> Result<Options, Blocked> {
         let Some(saving) = saving else {
-            return self.plan(now, tracked, &|_| 0);
+            return self.plan(now, tracked, &|_| Kept::default());
         };
         let plan = |overtaking| self.plan(now, tracked, &|node| saving.kept_at(node, overtaking, &tracked.request));
         match plan(Overtaking::Nowhere) {
@@ -243,7 +243,7 @@ impl Cluster {
         }
         self.drop_resting(now, &mut options);
         let has_permits = |n: &Node| {
-            let cost = u64::from(prefill_permit(request, n)).saturating_add(kept_at(n));
+            let cost = u64::from(prefill_permit(request, n)).saturating_add(kept_at(n).permits);
             cost <= n.permits.available() && has_prompt_room(request, n)
         };
         // Once for each node, which is a partner of as many decode nodes as there are.
@@ -461,8 +461,8 @@ impl Cluster {
 /// PROTOCOL rules 10 and 16: a transfer is tried once more on another pair, then the prompt is recomputed.
 const TRANSFER_FAILURES_MAX: u32 = 2;
 
-/// Permits of a node that are kept for an older request.
-type KeptAt<'a> = dyn Fn(&Node) -> u64 + 'a;
+/// What of a node is kept for an older request.
+type KeptAt<'a> = dyn Fn(&Node) -> Kept + 'a;
 
 /// A decode node, why it would compute the prompt itself, and else the prefill nodes that could.
 type DecodeOption = (NodeId, Option<LocalPrefillReason>, Vec<NodeId>);

@@ -10,7 +10,9 @@ use crate::time::Time;
 
 use super::Cluster;
 use super::action::ClusterAction;
-use super::capacity::{decode_permit, has_prompt_room, prefill_permit, prompt_fits, unless_avoided, whole_fits};
+use super::capacity::{
+    Kept, decode_permit, has_places, has_prompt_room, prefill_permit, prompt_fits, unless_avoided, whole_fits,
+};
 use super::handoff::AdmittedRequest;
 use super::member::Node;
 
@@ -26,11 +28,11 @@ pub(super) struct Saving {
     pub prefill: Option<Target>,
 }
 
-/// A node, and how many of its permits are kept for the request.
+/// A node, and what of it is kept for the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub node: NodeId,
-    pub permits: u64,
+    pub kept: Kept,
 }
 
 /// Whether others may take what a decode node has saved so far.
@@ -43,24 +45,24 @@ pub(super) enum Overtaking {
 }
 
 impl Saving {
-    /// Permits of this node that the younger `request` leaves alone.
-    pub(super) fn kept_at(&self, node: &Node, overtaking: Overtaking, request: &Request) -> u64 {
-        let wanted = self.wanted_at(node).unwrap_or(0);
+    /// What the younger `request` leaves alone of this node.
+    pub(super) fn kept_at(&self, node: &Node, overtaking: Overtaking, request: &Request) -> Kept {
+        let wanted = self.wanted_at(node).unwrap_or_default();
         let may_overtake = match node.record.role {
             NodeRole::Decode => overtaking == Overtaking::AtDecode,
-            NodeRole::Prefill => is_left_for_short(node, wanted, request),
+            NodeRole::Prefill => is_left_for_short(node, wanted.permits, request),
         };
-        if may_overtake { 0 } else { wanted }
+        if may_overtake { Kept::default() } else { wanted }
     }
 
-    fn wanted_at(&self, node: &Node) -> Option<u64> {
+    fn wanted_at(&self, node: &Node) -> Option<Kept> {
         let target = match node.record.role {
             NodeRole::Prefill => self.prefill.as_ref(),
             NodeRole::Decode => self.decode.as_ref(),
         };
         target
             .filter(|target| target.node == *node.id())
-            .map(|target| target.permits)
+            .map(|target| target.kept)
     }
 }
 
@@ -107,7 +109,22 @@ fn best(nodes: Vec<&Node>, has_room: impl Fn(&Node) -> bool) -> Option<NodeId> {
 fn has_decode_room(request: &Request, node: &Node) -> bool {
     let needed = decode_permit(request, node.record.capacity.block_tokens);
     let reported = node.status.as_ref().map(|s| s.kv_blocks.free + s.kv_blocks.cached);
-    reported.is_some_and(|room| needed <= room) && node.permits.available() > 0
+    reported.is_some_and(|room| needed <= room) && node.permits.available() > 0 && has_places(request, node, 0)
+}
+
+fn needed_of_decode(request: &Request, node: &Node) -> Kept {
+    Kept {
+        permits: u64::from(decode_permit(request, node.record.capacity.block_tokens)),
+        // Places come free one by one: without this a request for several would never find them together.
+        sequences: request.choice_count,
+    }
+}
+
+fn needed_of_prefill(request: &Request, node: &Node) -> Kept {
+    Kept {
+        permits: u64::from(prefill_permit(request, node)),
+        sequences: 0,
+    }
 }
 
 /// Whether a short prompt may take what a prefill node has kept. While more waits there than the node ever grants, it computes a
@@ -164,23 +181,18 @@ impl Cluster {
             room,
         );
         let prefill = kept(before.and_then(|b| b.prefill.as_ref()), prefill, &room);
-        let target = |node: Option<NodeId>, permit: fn(&Request, &Node) -> u32| {
-            let permits = node
+        let target = |node: Option<NodeId>, needed: fn(&Request, &Node) -> Kept| {
+            let kept = node
                 .as_ref()
                 .and_then(|id| self.members.get(id))
-                .map(|n| permit(request, n));
-            node.zip(permits).map(|(node, permits)| Target {
-                node,
-                permits: u64::from(permits),
-            })
+                .map(|n| needed(request, n));
+            node.zip(kept).map(|(node, kept)| Target { node, kept })
         };
         Saving {
             request: request.id,
             since: tracked.queued_since,
-            decode: target(decode, |request, n| {
-                decode_permit(request, n.record.capacity.block_tokens)
-            }),
-            prefill: target(prefill, prefill_permit),
+            decode: target(decode, needed_of_decode),
+            prefill: target(prefill, needed_of_prefill),
         }
     }
 
@@ -190,7 +202,9 @@ impl Cluster {
         let waited = saving.as_ref().map_or(Duration::ZERO, |saving| now.since(saving.since));
         let mut notes = Vec::new();
         for (stream, node) in self.members.connected_mut() {
-            let wanted = saving.as_ref().and_then(|s| Some((s.request, s.wanted_at(node)?)));
+            let wanted = saving
+                .as_ref()
+                .and_then(|s| Some((s.request, s.wanted_at(node)?.permits)));
             if let Some(note) = node.share_permits(wanted) {
                 notes.push((stream, PermitNote { waited, ..note }));
             }
