@@ -43,14 +43,14 @@ pub(super) fn has_prompt_room(request: &Request, node: &Node) -> bool {
 /// The prompt must be within the node's limit. An answer that reaches the limit ends there with `length`, so it need not be.
 pub(super) fn whole_fits(request: &Request, node: &Node) -> bool {
     let capacity = &node.record.capacity;
-    blocks_needed(request, capacity.block_tokens) <= capacity.kv_blocks
+    blocks_needed(request, capacity) <= capacity.kv_blocks
         && request.prompt_tokens() <= capacity.max_model_tokens
         && request.choice_count <= capacity.max_sequences
 }
 
 /// What is kept is not for this request.
 pub(super) fn decode_has_room(request: &Request, node: &Node, kept: Kept) -> bool {
-    let cost = u64::from(decode_permit(request, node.record.capacity.block_tokens)).saturating_add(kept.permits);
+    let cost = u64::from(decode_permit(request, &node.record.capacity)).saturating_add(kept.permits);
     cost <= node.permits.available() && has_places(request, node, kept.sequences)
 }
 
@@ -60,19 +60,22 @@ pub(super) fn has_places(request: &Request, node: &Node, kept: u32) -> bool {
     sequences.saturating_add(kept) <= node.record.capacity.max_sequences
 }
 
-/// KV blocks the whole request may come to need on one decode node: whole prompt blocks are shared by the choices, the
-/// partial last one is copied to each (PROTOCOL rule 4).
-pub(super) fn blocks_needed(request: &Request, block_tokens: u32) -> u32 {
-    let block = u64::from(block_tokens.max(1));
+/// KV blocks the whole request may come to need on one decode node, where no choice outgrows the node's limit of tokens: whole
+/// prompt blocks are shared by the choices, the partial last one is copied to each (PROTOCOL rule 4).
+pub(super) fn blocks_needed(request: &Request, capacity: &NodeCapacity) -> u32 {
+    let block = u64::from(capacity.block_tokens.max(1));
     let prompt = u64::from(request.prompt_tokens());
-    let own = (prompt % block + u64::from(request.remaining_tokens())).div_ceil(block);
+    let room = capacity.max_model_tokens.saturating_sub(request.prompt_tokens());
+    let own = (prompt % block + u64::from(request.remaining_tokens().min(room))).div_ceil(block);
     let total = prompt / block + own * u64::from(request.choice_count.max(1));
     u32::try_from(total).unwrap_or(u32::MAX)
 }
 
-/// Blocks of the decode permit: what the node will reserve at `Open`. Never more than the request can come to need.
-pub(super) fn decode_permit(request: &Request, block_tokens: u32) -> u32 {
-    u32::try_from(blocks_at_open(request, block_tokens)).unwrap_or(u32::MAX)
+/// Blocks of the decode permit: what the node will reserve at `Open`. Growth that its pool has no blocks for is not reserved,
+/// so a request that fills the pool has a permit that an idle node grants.
+pub(super) fn decode_permit(request: &Request, capacity: &NodeCapacity) -> u32 {
+    let blocks = blocks_at_open(request, capacity.block_tokens);
+    u32::try_from(blocks).unwrap_or(u32::MAX).min(capacity.kv_blocks)
 }
 
 /// The nodes that this request need not avoid, or all of them when it should avoid each.
@@ -129,7 +132,7 @@ impl Cluster {
         }
         let needed = |n: &Node| match role {
             NodeRole::Prefill => prompt_tokens.div_ceil(n.record.capacity.block_tokens.max(1)),
-            NodeRole::Decode => blocks_needed(request, n.record.capacity.block_tokens),
+            NodeRole::Decode => blocks_needed(request, &n.record.capacity),
         };
         // On the other nodes the pool is not what is too small.
         let lacks_blocks_only = |n: &&Node| {
@@ -152,49 +155,83 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::request;
+    use super::super::fixtures::{node_record, request};
     use super::*;
     use crate::ids::NodeEpoch;
     use crate::scheduler::{Admission, NodeLimits, Scheduler, SchedulerConfig, Work};
     use crate::time::Time;
 
+    /// 64 blocks of 16 tokens, 4 sequences, 2048 tokens each.
+    fn capacity() -> NodeCapacity {
+        node_record("d0", 1, NodeRole::Decode).capacity
+    }
+
     #[test]
     fn blocks_are_counted_as_the_decode_node_uses_them() {
         let mut r = request(1, 40, 24);
-        assert_eq!(blocks_needed(&r, 16), 4);
-        assert_eq!(decode_permit(&r, 16), 4, "the growth of 2 blocks would be one too many");
+        assert_eq!(blocks_needed(&r, &capacity()), 4);
+        assert_eq!(
+            decode_permit(&r, &capacity()),
+            4,
+            "the growth of 2 blocks would be one too many"
+        );
         r.stop.max_tokens = 100;
-        assert_eq!(decode_permit(&r, 16), 3 + 2);
+        assert_eq!(decode_permit(&r, &capacity()), 3 + 2);
         r.stop.max_tokens = 24;
         r.choice_count = 3;
         // Two shared blocks, and (8 + 24) tokens of its own for each choice.
-        assert_eq!(blocks_needed(&r, 16), 2 + 3 * 2);
-        assert_eq!(decode_permit(&r, 16), 2 + 3 * 2);
+        assert_eq!(blocks_needed(&r, &capacity()), 2 + 3 * 2);
+        assert_eq!(decode_permit(&r, &capacity()), 2 + 3 * 2);
         r.stop.max_tokens = 3;
-        assert_eq!(decode_permit(&r, 16), 2 + 3);
+        assert_eq!(decode_permit(&r, &capacity()), 2 + 3);
+    }
+
+    #[test]
+    fn what_a_node_would_cut_needs_no_blocks() {
+        let mut r = request(1, 40, 5_000);
+        let short = NodeCapacity {
+            max_model_tokens: 100,
+            ..capacity()
+        };
+        assert_eq!(blocks_needed(&r, &short), 7);
+        r.choice_count = 2;
+        // Two shared blocks, and (8 + 60) tokens of its own for each choice.
+        assert_eq!(blocks_needed(&r, &short), 2 + 2 * 5);
     }
 
     #[test]
     fn a_permit_is_what_the_decode_node_will_reserve() {
-        for prompt in [1, 15, 16, 17, 31, 32, 33] {
+        let shapes = [1, 15, 16, 17, 31, 32, 33]
+            .into_iter()
+            .flat_map(|prompt| [2048, prompt + 1, prompt].map(|longest| (prompt, longest)));
+        for (prompt, max_model_tokens) in shapes {
             for (max_tokens, choices) in [2, 15, 16, 17, 33, 100]
                 .into_iter()
                 .flat_map(|m| [1, 3].map(|n| (m, n)))
             {
                 let mut r = request(1, prompt, max_tokens);
                 r.choice_count = choices;
+                let node_limit = NodeCapacity {
+                    max_model_tokens,
+                    ..capacity()
+                };
+                // The least that the whole request fits.
+                let pool = NodeCapacity {
+                    kv_blocks: blocks_needed(&r, &node_limit),
+                    ..node_limit
+                };
                 let limits = NodeLimits {
-                    kv_blocks: blocks_needed(&r, 16),
-                    block_tokens: 16,
+                    kv_blocks: pool.kv_blocks,
+                    block_tokens: pool.block_tokens,
                     max_batch_tokens: 64,
-                    max_sequences: 4,
-                    max_model_tokens: 4096,
+                    max_sequences: pool.max_sequences,
+                    max_model_tokens,
                     vocab_size: 4096,
                     prefix_cache: true,
                 };
                 let reservation = std::time::Duration::from_secs(5);
                 let mut node = Scheduler::new(SchedulerConfig::decode(limits, reservation));
-                let permit = decode_permit(&r, 16);
+                let permit = decode_permit(&r, &pool);
                 let admission = Admission {
                     request: std::sync::Arc::new(r),
                     attempt: crate::ids::Attempt(0),
@@ -207,7 +244,7 @@ mod tests {
                 let reserved = node.pool().counts().reserved;
                 assert_eq!(
                     permit, reserved,
-                    "prompt {prompt}, max_tokens {max_tokens}, n {choices}"
+                    "prompt {prompt} of {max_model_tokens}, max_tokens {max_tokens}, n {choices}"
                 );
             }
         }
@@ -218,6 +255,6 @@ mod tests {
         let r = request(1, 40, 24);
         let mut migrated = request(1, 50, 24);
         migrated.client_prompt_tokens = 40;
-        assert_eq!(blocks_needed(&migrated, 16), blocks_needed(&r, 16));
+        assert_eq!(blocks_needed(&migrated, &capacity()), blocks_needed(&r, &capacity()));
     }
 }

@@ -297,7 +297,7 @@ impl Cluster {
         let mut pick = |this: &mut Self, pool: Pool, ids: &[NodeId]| {
             let nodes = ids.iter().filter_map(|id| this.members.get(id));
             let cost = |n: &Node| match pool {
-                Pool::Decode => u64::from(decode_permit(request, n.record.capacity.block_tokens)),
+                Pool::Decode => u64::from(decode_permit(request, &n.record.capacity)),
                 Pool::Prefill => u64::from(prefill_permit(request, n)),
             };
             let candidates: Vec<Candidate> = nodes.map(|n| candidate(n, cost(n), &keys)).collect();
@@ -393,7 +393,7 @@ impl Cluster {
         let node = self.members.get_mut(id)?;
         let cost = match leg {
             Leg::Prefill => prefill_permit(request, node),
-            Leg::Decode => decode_permit(request, node.record.capacity.block_tokens),
+            Leg::Decode => decode_permit(request, &node.record.capacity),
         };
         let charge = node.permits.take(u64::from(cost))?;
         node.suspicion.trust.placed(request.id);

@@ -107,14 +107,14 @@ fn best(nodes: Vec<&Node>, has_room: impl Fn(&Node) -> bool) -> Option<NodeId> {
 /// Could take it, if other coordinators gave back what they hold. Where this one holds nothing although there is room, the
 /// node saves up for an older request of another coordinator.
 fn has_decode_room(request: &Request, node: &Node) -> bool {
-    let needed = decode_permit(request, node.record.capacity.block_tokens);
+    let needed = decode_permit(request, &node.record.capacity);
     let reported = node.status.as_ref().map(|s| s.kv_blocks.free + s.kv_blocks.cached);
     reported.is_some_and(|room| needed <= room) && node.permits.available() > 0 && has_places(request, node, 0)
 }
 
 fn needed_of_decode(request: &Request, node: &Node) -> Kept {
     Kept {
-        permits: u64::from(decode_permit(request, node.record.capacity.block_tokens)),
+        permits: u64::from(decode_permit(request, &node.record.capacity)),
         // Places come free one by one: without this a request for several would never find them together.
         sequences: request.choice_count,
     }
