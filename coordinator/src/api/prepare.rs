@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use serving_core::cluster::{NodeHealth, answer_tokens_max};
 use serving_core::ids::{RequestId, TokenId};
+use serving_core::node::{NodeCapacity, NodeRole};
 use serving_core::request::{OutputConstraint, Request, StopConditions};
 
 use super::AppState;
@@ -13,6 +15,7 @@ use super::long_text::on_text;
 use super::prompt::{ChatEnding, Input, PromptSource};
 use super::record::RequestLabels;
 use super::request::{CheckedRequest, Endpoint, Truncation};
+use crate::cluster_metrics::NodeSnapshot;
 use crate::keys::{TenantSalt, prefix_salt};
 use crate::text::{Chat, TextError, TextModel, hide_control};
 
@@ -198,10 +201,28 @@ pub fn requests(
 ) -> Result<Vec<Arc<Request>>, ApiError> {
     let Tokenized { prompts, constraint } = tokenized;
     check_prompt_logprobs(plan, prompts)?;
+    // A number that the client asked for is never lowered.
+    let decode_pools = match plan.max_tokens {
+        Some(_) => Vec::new(),
+        None => decode_pools(state),
+    };
     prompts
         .iter()
-        .map(|prompt| request(state, plan, (prompt, constraint), labels).map(Arc::new))
+        .map(|prompt| {
+            let max_tokens = max_tokens(state, plan, prompt.tokens.len(), &decode_pools)?;
+            Ok(Arc::new(request(state, plan, (prompt, constraint, max_tokens), labels)))
+        })
         .collect()
+}
+
+/// Of the decode nodes that take requests now.
+fn decode_pools(state: &AppState) -> Vec<NodeCapacity> {
+    let view = state.insight.cluster.as_ref();
+    let snapshot = view.map(|view| view.snapshot()).unwrap_or_default();
+    let takes_requests =
+        |node: &&NodeSnapshot| node.record.role == NodeRole::Decode && node.health == NodeHealth::Ready;
+    let nodes = snapshot.nodes.iter().filter(takes_requests);
+    nodes.map(|node| node.record.capacity).collect()
 }
 
 /// All prompts of a request are reported in one answer.
@@ -228,12 +249,11 @@ fn check_prompt_logprobs(plan: &CheckedRequest, prompts: &[Prompt]) -> Result<()
 fn request(
     state: &AppState,
     plan: &CheckedRequest,
-    (prompt, constraint): (&Prompt, &Arc<OutputConstraint>),
+    (prompt, constraint, max_tokens): (&Prompt, &Arc<OutputConstraint>, u32),
     labels: &RequestLabels,
-) -> Result<Request, ApiError> {
-    let max_tokens = max_tokens(state, plan, prompt.tokens.len())?;
+) -> Request {
     let end_tokens = state.text.codec().end_tokens();
-    Ok(Request {
+    Request {
         id: RequestId(rand::random()),
         prompt: prompt.tokens.clone(),
         client_prompt_tokens: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
@@ -260,11 +280,17 @@ fn request(
         share: labels.share,
         priority: plan.fields.priority.map_or(0, |priority| priority.0),
         time_limit: labels.time_limit,
-    })
+    }
 }
 
-/// The output budget: the client's number or the default, in both cases limited by the context.
-fn max_tokens(state: &AppState, plan: &CheckedRequest, prompt_tokens: usize) -> Result<u32, ApiError> {
+/// The output budget: the client's number or the default, in both cases limited by the context, and the default by what the decode
+/// nodes can hold, too.
+fn max_tokens(
+    state: &AppState,
+    plan: &CheckedRequest,
+    prompt_tokens: usize,
+    decode_pools: &[NodeCapacity],
+) -> Result<u32, ApiError> {
     let prompt_field = plan.endpoint.prompt_field();
     if prompt_tokens == 0 {
         let message = "The prompt has no tokens; the model needs at least one.";
@@ -277,8 +303,13 @@ fn max_tokens(state: &AppState, plan: &CheckedRequest, prompt_tokens: usize) -> 
     let wanted = plan.max_tokens.unwrap_or(1);
     match (room.filter(|room| *room >= wanted), plan.max_tokens, plan.endpoint) {
         (Some(_), Some(asked), _) => Ok(asked),
-        (Some(room), None, Endpoint::Completions) => Ok(COMPLETIONS_MAX_TOKENS_DEFAULT.min(room)),
-        (Some(room), None, Endpoint::Chat | Endpoint::Responses) => Ok(room),
+        (Some(room), None, endpoint) => {
+            let wanted = match endpoint {
+                Endpoint::Completions => COMPLETIONS_MAX_TOKENS_DEFAULT.min(room),
+                Endpoint::Chat | Endpoint::Responses => room,
+            };
+            Ok(within_pools(wanted, (prompt_tokens, plan.choice_count), decode_pools))
+        }
         (None, asked, _) => {
             let asked_words = asked.map_or(String::new(), |max| format!(", and {max} output tokens are asked for"));
             let (field, sum) = (plan.max_tokens_field, prompt_tokens as u64 + u64::from(wanted));
@@ -293,6 +324,17 @@ fn max_tokens(state: &AppState, plan: &CheckedRequest, prompt_tokens: usize) -> 
             ))
         }
     }
+}
+
+/// A budget that nobody asked for must not make a request too large: no more of it than the largest pool can hold. One token is
+/// left in any case, so a prompt that no pool holds is refused for what it is itself.
+fn within_pools(wanted: u32, (prompt_tokens, choices): (usize, u32), decode_pools: &[NodeCapacity]) -> u32 {
+    let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+    let room = decode_pools
+        .iter()
+        .map(|pool| answer_tokens_max(prompt_tokens, choices, pool))
+        .max();
+    room.map_or(wanted, |room| wanted.min(room.max(1)))
 }
 
 #[cfg(test)]
@@ -316,5 +358,28 @@ mod tests {
         };
         assert!(has_text(16));
         assert!(!has_text(17), "it is refused, and its text with it");
+    }
+
+    #[test]
+    fn a_budget_that_nobody_asked_for_fits_the_largest_pool() {
+        let pool = |kv_blocks| NodeCapacity {
+            kv_blocks,
+            block_tokens: 16,
+            max_sequences: 8,
+            max_batch_tokens: 512,
+            max_model_tokens: 8192,
+            block_bytes: 1,
+        };
+        let pools = [pool(128), pool(64)];
+        assert_eq!(within_pools(8092, (100, 1), &pools), 128 * 16 - 100);
+        assert_eq!(within_pools(50, (100, 1), &pools), 50);
+        // Six shared blocks, 61 for each choice, of which the prompt has four tokens.
+        assert_eq!(within_pools(8092, (100, 2), &pools), 61 * 16 - 4);
+        assert_eq!(
+            within_pools(3192, (5000, 1), &pools),
+            1,
+            "the prompt is too large itself"
+        );
+        assert_eq!(within_pools(8092, (100, 1), &[]), 8092, "no pool is known");
     }
 }

@@ -71,6 +71,20 @@ pub(super) fn blocks_needed(request: &Request, capacity: &NodeCapacity) -> u32 {
     u32::try_from(total).unwrap_or(u32::MAX)
 }
 
+/// The most tokens that each of so many choices can have on a decode node of this capacity, behind a prompt of so many tokens: the
+/// largest budget that fits there. 0 where the node cannot take the prompt or the choices.
+pub fn answer_tokens_max(prompt_tokens: u32, choice_count: u32, capacity: &NodeCapacity) -> u32 {
+    if choice_count > capacity.max_sequences {
+        return 0;
+    }
+    let block = u64::from(capacity.block_tokens.max(1));
+    let prompt = u64::from(prompt_tokens);
+    let own_blocks = u64::from(capacity.kv_blocks).saturating_sub(prompt / block) / u64::from(choice_count.max(1));
+    let in_pool = (own_blocks * block).saturating_sub(prompt % block);
+    let in_context = capacity.max_model_tokens.saturating_sub(prompt_tokens);
+    u32::try_from(in_pool).unwrap_or(u32::MAX).min(in_context)
+}
+
 /// Blocks of the decode permit: what the node will reserve at `Open`. Growth that its pool has no blocks for is not reserved,
 /// so a request that fills the pool has a permit that an idle node grants.
 pub(super) fn decode_permit(request: &Request, capacity: &NodeCapacity) -> u32 {
@@ -197,6 +211,33 @@ mod tests {
         r.choice_count = 2;
         // Two shared blocks, and (8 + 60) tokens of its own for each choice.
         assert_eq!(blocks_needed(&r, &short), 2 + 2 * 5);
+    }
+
+    #[test]
+    fn the_largest_budget_fits_and_one_more_token_does_not() {
+        let capacity = NodeCapacity {
+            kv_blocks: 10,
+            ..capacity()
+        };
+        for prompt in [1, 15, 16, 17, 100, 159, 160] {
+            for choices in [1, 3] {
+                let needed = |tokens| {
+                    let mut r = request(1, prompt, tokens);
+                    r.choice_count = choices;
+                    blocks_needed(&r, &capacity)
+                };
+                let most = answer_tokens_max(prompt, choices, &capacity);
+                assert!(most == 0 || needed(most) <= 10, "prompt {prompt}, n {choices}: {most}");
+                assert!(needed(most + 1) > 10, "prompt {prompt}, n {choices}: {most}");
+            }
+        }
+        let short = NodeCapacity {
+            max_model_tokens: 100,
+            ..capacity
+        };
+        assert_eq!(answer_tokens_max(90, 1, &short), 10);
+        assert_eq!(answer_tokens_max(101, 1, &short), 0);
+        assert_eq!(answer_tokens_max(1, 5, &short), 0, "it computes four at a time");
     }
 
     #[test]

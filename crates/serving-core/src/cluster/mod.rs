@@ -36,6 +36,7 @@ mod transition;
 mod trust;
 
 pub use action::{ClusterAction, DropCause, JoinRefusal, PlacementFacts, Target};
+pub use capacity::answer_tokens_max;
 pub use event::{
     ClusterEvent, Delivered, FinishedBy, Leg, LegError, LegEvent, NodeFault, PrefillOutcome, RefuseReason, StreamId,
     TimedWait,
