@@ -80,7 +80,7 @@ pub struct ClusterConfig {
     /// Longest time without a word on either leg of a running request and without a report that its node computes:
     /// a long prompt on a slow machine says nothing on its stream for minutes. Must exceed the node's longest step.
     pub stream_silence_max: Duration,
-    /// Placements of one request, the first included.
+    /// With so many broken attempts a request fails. Those that a node refused are bounded by `queue_wait_max`, as nothing broke.
     pub attempts_max: u32,
     /// Retries a minute that the budget of PROTOCOL rule 10 does not count: with a handful of requests a minute a ratio
     /// would forbid the first one.

@@ -294,11 +294,11 @@ impl Cluster {
             count(&mut self.stats.migrations, MigrationOutcome::NotMigratable);
             return self.fail(now, key.request, error);
         }
-        let placements = tracked.placements;
+        let broken = tracked.broken_attempts;
         if let Retry::Budgeted(label) | Retry::NodeGone(label) = retry {
             let is_free = matches!(retry, Retry::NodeGone(_));
             let free = self.config.retries_free_per_minute;
-            if placements >= self.config.attempts_max || !(is_free || self.budget.take_retry(now, free)) {
+            if broken >= self.config.attempts_max || !(is_free || self.budget.take_retry(now, free)) {
                 if had_tokens {
                     count(&mut self.stats.migrations, MigrationOutcome::BudgetSpent);
                 }
