@@ -20,6 +20,7 @@ const REST: Duration = Duration::from_secs(3);
 pub(super) struct Breaker {
     /// The last uses, oldest first; true for a failure.
     recent: VecDeque<bool>,
+    failed_at: Option<Time>,
     trust: Trust,
 }
 
@@ -27,7 +28,9 @@ impl Breaker {
     /// True when it rests from now on, and did not before.
     pub(super) fn failed(&mut self, now: Time) -> bool {
         self.remember(true);
-        if self.failures() < FAILURES_MAX {
+        self.failed_at = Some(now);
+        // Without full trust one is too many, also when older uses have brought successes meanwhile.
+        if self.trust == Trust::Full && self.failures() < FAILURES_MAX {
             return false;
         }
         let rested = self.trust.wake().is_some_and(|until| now < until);
@@ -45,11 +48,16 @@ impl Breaker {
         }
     }
 
-    pub(super) fn succeeded(&mut self) {
-        match std::mem::take(&mut self.trust) {
-            Trust::Full => self.remember(false),
-            Trust::SetAside { .. } | Trust::OnTrial { .. } => self.recent.clear(),
+    /// A use of this request that was started at `started_at` ended well. What had begun before the last failure says nothing of the
+    /// time since, so it ends no rest.
+    pub(super) fn succeeded(&mut self, request: RequestId, started_at: Time) {
+        let is_trial = self.trust == (Trust::OnTrial { by: Some(request) });
+        let is_older = self.failed_at.is_some_and(|at| started_at <= at);
+        if self.trust == Trust::Full || (is_older && !is_trial) {
+            return self.remember(false);
         }
+        self.trust = Trust::Full;
+        self.recent.clear();
     }
 
     /// It rests, or the one request that tries it is under way.
@@ -102,8 +110,31 @@ mod tests {
         assert!(!breaker.is_resting(at(4)), "it left without a word: the next one tries");
         breaker.placed(RequestId(2));
         assert!(breaker.failed(at(4)), "one failure on trial is enough");
-        breaker.succeeded();
+        breaker.placed(RequestId(3));
+        breaker.succeeded(RequestId(3), at(7));
         assert!(!breaker.failed(at(8)), "a success on trial clears the record");
+    }
+
+    #[test]
+    fn what_began_before_the_failures_ends_no_rest() {
+        let mut breaker = Breaker::default();
+        for _ in 0..FAILURES_MAX {
+            breaker.failed(at(2));
+        }
+        for _ in 0..REMEMBERED {
+            breaker.succeeded(RequestId(1), at(1));
+        }
+        assert!(breaker.is_resting(at(3)));
+        breaker.placed(RequestId(2));
+        breaker.succeeded(RequestId(1), at(1));
+        assert!(breaker.is_resting(at(5)), "the trial is still on");
+        assert!(
+            breaker.failed(at(5)),
+            "one failure on trial is enough, whatever came before"
+        );
+        assert!(breaker.is_resting(at(6)));
+        breaker.succeeded(RequestId(3), at(6));
+        assert!(!breaker.is_resting(at(6)), "it began after the last failure");
     }
 
     #[test]
@@ -125,7 +156,7 @@ mod tests {
         breaker.failed(at(0));
         breaker.failed(at(0));
         for _ in 0..REMEMBERED {
-            breaker.succeeded();
+            breaker.succeeded(RequestId(1), at(0));
         }
         assert!(!breaker.failed(at(1)));
         assert!(!breaker.failed(at(1)));

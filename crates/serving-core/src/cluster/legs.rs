@@ -293,7 +293,9 @@ impl Cluster {
         };
         if let Some(member) = self.members.get_mut(&open.node) {
             member.sequences = member.sequences.saturating_sub(open.sequences);
-            member.breaker.succeeded();
+            if let Some(started_at) = open.started_at {
+                member.breaker.succeeded(key.request, started_at);
+            }
         }
         self.end_trials(key, leg, &open.node);
     }

@@ -23,9 +23,9 @@ impl PairBreaker {
         self.pairs.entry(pair).or_default().failed(now)
     }
 
-    pub(super) fn succeeded(&mut self, pair: &PairOf) {
+    pub(super) fn succeeded(&mut self, pair: &PairOf, request: RequestId, started_at: Time) {
         if let Some(breaker) = self.pairs.get_mut(pair) {
-            breaker.succeeded();
+            breaker.succeeded(request, started_at);
         }
     }
 

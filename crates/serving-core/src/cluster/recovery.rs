@@ -344,9 +344,13 @@ impl Cluster {
     }
 
     pub(super) fn pair_succeeded(&mut self, request: RequestId) {
-        let pair = self.requests.get(&request).map(|tracked| tracked.pair.clone());
-        if let Some((Some(prefill), Some(decode))) = pair {
-            self.breaker.succeeded(&(prefill, decode));
+        let Some(tracked) = self.requests.get(&request) else {
+            return;
+        };
+        // The pair was chosen when `Open` was sent.
+        let started_at = tracked.legs.decode.as_ref().and_then(|leg| leg.started_at);
+        if let ((Some(prefill), Some(decode)), Some(started_at)) = (tracked.pair.clone(), started_at) {
+            self.breaker.succeeded(&(prefill, decode), request, started_at);
         }
     }
 
