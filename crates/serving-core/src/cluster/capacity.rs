@@ -102,22 +102,28 @@ impl Cluster {
     /// Can any node of the pool ever hold this request? Asked at arrival, so that the answer is a clear 400. A node that is
     /// merely away counts: it may be back before the request's time is up, or the client may come back later.
     pub(super) fn fits_some_pool(&self, request: &Request) -> Result<(), RejectReason> {
-        let can_be_answered_on = |n: &Node| whole_fits(request, n) && self.has_way_to_prefill(request, n);
-        let decode = || self.members.iter().filter(|n| n.record.role == NodeRole::Decode);
         let is_here = |n: &Node| n.is_live() || n.life == Life::Disconnected;
-        if decode().any(|n| is_here(n) && can_be_answered_on(n)) {
+        if self.can_be_answered_by(request, &is_here) {
             return Ok(());
         }
-        if decode().any(can_be_answered_on) {
-            return Err(RejectReason::NodeAway);
+        match self.can_be_answered_by(request, &|_: &Node| true) {
+            true => Err(RejectReason::NodeAway),
+            false => Err(self.too_large(request)),
         }
-        Err(self.too_large(request))
     }
 
-    /// With local prefill the decode node itself will do; without, some prefill node has to hold the whole prompt.
-    fn has_way_to_prefill(&self, request: &Request, decode: &Node) -> bool {
+    /// By those nodes alone that count.
+    fn can_be_answered_by(&self, request: &Request, counts: &dyn Fn(&Node) -> bool) -> bool {
+        let is_decode = |n: &Node| n.record.role == NodeRole::Decode && counts(n);
+        let mut nodes = self.members.iter();
+        nodes.any(|n| is_decode(n) && whole_fits(request, n) && self.has_way_to_prefill(request, n, counts))
+    }
+
+    /// With local prefill the decode node itself will do; without, some prefill node that counts has to hold the whole prompt.
+    fn has_way_to_prefill(&self, request: &Request, decode: &Node, counts: &dyn Fn(&Node) -> bool) -> bool {
         let is_partner = |p: &Node| {
             p.record.role == NodeRole::Prefill
+                && counts(p)
                 && p.record.compatibility.hash == decode.record.compatibility.hash
                 && prompt_fits(request, p)
         };
