@@ -69,12 +69,13 @@ fn candidate(node: &Node, cost: u64, keys: &PromptKeys) -> Candidate {
 
 impl Cluster {
     /// Places waiting requests in order. The first one that lacks permits saves up for them; those behind it may pass while
-    /// that costs it nothing, or has not cost it long.
-    pub(super) fn place_waiting(&mut self, now: Time) {
+    /// that costs it nothing, or has not cost it long. Returns how many were looked at.
+    pub(super) fn place_waiting(&mut self, now: Time) -> usize {
         let (mut saving, mut unmet) = (None::<Saving>, Vec::<Need>::new());
         let mut walk = self.queue.walk(self.saving.as_ref().map(|saving| saving.request));
-        let mut passed = 0;
+        let (mut passed, mut looked_at) = (0, 0);
         while let Some(id) = walk.next(&self.queue) {
+            looked_at += 1;
             let Some(tracked) = self.requests.get(&id) else {
                 self.queue.remove(id);
                 continue;
@@ -94,6 +95,8 @@ impl Cluster {
                     let plan = self.choose(&request, options);
                     self.place(now, &request, plan);
                 }
+                // A full queue is not walked at each event while the only node is away.
+                Err(Blocked::NoNode) if !self.can_place_any(now) => break,
                 Err(Blocked::NoNode) => {}
                 Err(Blocked::Permits) => {
                     if tracked.avoid.is_empty() {
@@ -106,6 +109,7 @@ impl Cluster {
             }
         }
         self.saving = saving;
+        looked_at
     }
 
     /// Another request found no place that needs no more than this one, and this one has no node that the other has not.
