@@ -140,17 +140,27 @@ impl Sending {
                 break stop;
             }
         };
+        if self.is_rest_due(&stop) {
+            self.facts.rests.begin(&self.facts.peer, Instant::now());
+        }
         let fault = match stop {
             Stop::Closed => return,
             Stop::Broken(fault) => fault,
-            Stop::Ended(ending) => {
-                if !self.has_moved {
-                    self.facts.rests.begin(&self.facts.peer, Instant::now());
-                }
-                PairFault::Broken(ending.to_string())
-            }
+            Stop::Ended(ending) => PairFault::Broken(ending.to_string()),
         };
         let _ = self.tell(Err(fault)).await;
+    }
+
+    /// Whether the pair goes without NCCL for a while. The pair's own watch closes a pair whose exchange hangs before the exchange
+    /// is late, so a close counts too while something is waited for. After a close that this node wanted, a rest does no harm.
+    fn is_rest_due(&self, stop: &Stop) -> bool {
+        let hangs = self.exchange.as_ref().is_some_and(|exchange| !exchange.has_landed);
+        let is_due = match stop {
+            Stop::Closed => hangs || self.phase.since().is_some(),
+            Stop::Broken(_) => false,
+            Stop::Ended(_) => true,
+        };
+        is_due && !self.has_moved
     }
 
     async fn next(&mut self, queue: &mut mpsc::Receiver<Queued>, incoming: &mut Streaming<ToPrefillWire>) -> Event {

@@ -1,7 +1,8 @@
 //! Communicators whose peer is another process and dies: before it is made, while this process sends, and while it receives. Each
-//! time the pair is lost in time, and the next communicator of this process works (TARGETS T26).
+//! time the pair is lost in time, and the next communicator of this process works (TARGETS T26). And a first exchange that hangs.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serving_core::ids::*;
@@ -13,7 +14,7 @@ use crate::pairs::{PairConfig, PairTransport};
 use crate::receiver::{ReceiveEnd, Receiver};
 use crate::test_process::Process;
 use crate::transport::*;
-use crate::transports;
+use crate::{grpc, transports};
 
 /// Set in the process that a test starts: what it is to do.
 const IN_CHILD: &str = "KV_TRANSFER_TEST_NCCL_CHILD";
@@ -159,4 +160,39 @@ async fn a_sender_killed_in_an_exchange_ends_its_transfer_and_the_next_one_works
     let next = ticket((1, 4), (&served.address, 1));
     sink.reserve(next.transfer, &prefill(), &next);
     assert_eq!(send(&pairs(), &next).await.unwrap().kv_bytes, next.total_bytes);
+}
+
+/// The pair's own watch ends the pair before the exchange is late. The pair must take its next transport all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_exchange_that_stalls_makes_the_pair_take_its_next_transport() {
+    let (sink, served) = decode_end(1).await;
+    let config = ByNccl.config(PairConfig {
+        connect_wait: Duration::from_secs(5),
+        stall_window: Duration::from_millis(300),
+        ..PairConfig::new(prefill(), compatibility(1))
+    });
+    let transport = transports::pairs(config.over(vec![super::KIND, grpc::KIND]));
+    let first = ticket((1, 40), (&served.address, 1));
+    sink.reserve(first.transfer, &prefill(), &first);
+    sink.is_gated.store(true, Ordering::Relaxed);
+    let error = send(&transport, &first).await.unwrap_err();
+    let is_stalled = matches!(
+        &error,
+        TransferError::PairLost {
+            fault: PairFault::Stalled { .. },
+            ..
+        }
+    );
+    assert!(is_stalled, "{error:?}");
+    sink.is_gated.store(false, Ordering::Relaxed);
+    let next = ticket((2, 4), (&served.address, 1));
+    sink.reserve(next.transfer, &prefill(), &next);
+    let begin = start(&next, Arc::new(CudaSource::shared()));
+    let mut transfer = within("begin", transport.begin(begin)).await.unwrap();
+    assert_eq!(transfer.transport(), grpc::KIND);
+    for i in 0..4 {
+        within("push", transfer.push(nth(i))).await.unwrap();
+    }
+    within("last", transfer.last(first_tokens())).await.unwrap();
+    within("acked", transfer.acked()).await.unwrap();
 }
