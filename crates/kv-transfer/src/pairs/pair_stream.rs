@@ -12,7 +12,7 @@ use serving_core::ids::{NodeId, TransferId};
 use tokio::sync::watch;
 
 use super::PairConfig;
-use crate::link::queue::{Outbox, Queued};
+use crate::link::queue::{Gauge, Outbox, Queued};
 use crate::link::{Carrier, Link, LinkReply};
 use crate::transport::PairFault;
 
@@ -184,7 +184,7 @@ pub(super) enum Carried {
 /// Passes replies to their transfers and watches the speed, until the stream is over.
 pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: &PairConfig) -> Carried {
     let mut watch = StallWatch::new(config);
-    let mut ticks = tokio::time::interval(config.stall_window / 4);
+    let mut ticks = tokio::time::interval(watch.tick());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -195,7 +195,7 @@ pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: 
             },
             _ = ticks.tick() => {
                 let now = Instant::now();
-                if let Some(fault) = watch.look(live, now) {
+                if let Some(fault) = watch.look(&live.outbox.gauge, now) {
                     return Carried::Over(fault);
                 }
                 if live.carrier.holds_memory() && live.close_if_idle(config.idle_max, now) {
@@ -220,6 +220,9 @@ fn give(live: &Arc<PairStream>, reply: LinkReply) {
     }
 }
 
+/// Looks in one window. A stall is noticed a quarter of the window late at most.
+const LOOKS_IN_WINDOW: u32 = 4;
+
 /// Judges the speed in bytes per second. A pair that has bytes to move and moves almost none counts as dead.
 #[derive(Debug)]
 struct StallWatch {
@@ -227,6 +230,7 @@ struct StallWatch {
     floor_bytes_per_second: u64,
     /// Start of the window. Bytes have been waiting all the time since then.
     since: Option<(Instant, u64)>,
+    looked: Option<Instant>,
 }
 
 impl StallWatch {
@@ -235,13 +239,25 @@ impl StallWatch {
             window: config.stall_window,
             floor_bytes_per_second: config.floor_bytes_per_second,
             since: None,
+            looked: None,
         }
     }
 
-    fn look(&mut self, live: &PairStream, now: Instant) -> Option<PairFault> {
-        let taken = live.outbox.gauge.taken_bytes.load(Ordering::Relaxed);
-        if live.outbox.gauge.waiting_bytes.load(Ordering::Relaxed) == 0 {
+    /// Between two looks.
+    fn tick(&self) -> Duration {
+        self.window / LOOKS_IN_WINDOW
+    }
+
+    fn look(&mut self, gauge: &Gauge, now: Instant) -> Option<PairFault> {
+        let looked = self.looked.replace(now);
+        let taken = gauge.taken_bytes.load(Ordering::Relaxed);
+        if gauge.waiting_bytes.load(Ordering::Relaxed) == 0 {
             self.since = None;
+            return None;
+        }
+        // This process itself stood still (SIGSTOP, a paused machine). It sent nothing meanwhile, and the peer is not to blame.
+        if looked.is_some_and(|looked| now.saturating_duration_since(looked) > 2 * self.tick()) {
+            self.since = Some((now, taken));
             return None;
         }
         let (start, taken_then) = *self.since.get_or_insert((now, taken));
@@ -257,5 +273,33 @@ impl StallWatch {
             window_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
             floor_bytes_per_second: self.floor_bytes_per_second,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{compatibility, node};
+
+    #[test]
+    fn a_pause_of_this_process_is_no_stall_of_its_peer_and_a_stall_after_it_is() {
+        let config = PairConfig::new(node("prefill-0", 1), compatibility(1));
+        let (mut watch, gauge, begun) = (StallWatch::new(&config), Gauge::default(), Instant::now());
+        gauge.waiting_bytes.store(1 << 20, Ordering::Relaxed);
+        let mut now = begun;
+        for _ in 0..2 {
+            assert_eq!(watch.look(&gauge, now), None);
+            now += watch.tick();
+        }
+        now += Duration::from_secs(60);
+        for _ in 0..LOOKS_IN_WINDOW {
+            assert_eq!(watch.look(&gauge, now), None, "after {:?}", now - begun);
+            now += watch.tick();
+        }
+        let fault = watch.look(&gauge, now);
+        let window = u64::try_from(config.stall_window.as_millis()).unwrap();
+        let is_seen =
+            matches!(fault, Some(PairFault::Stalled { moved_bytes: 0, window_ms, .. }) if window_ms == window);
+        assert!(is_seen, "{fault:?}");
     }
 }
