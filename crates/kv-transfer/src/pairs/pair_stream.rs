@@ -110,8 +110,10 @@ impl PairStream {
         self.transfers().registered.remove(&transfer).is_some()
     }
 
+    /// Why it is over. Only its keeper can say that this node closed it, so a stream that ended by itself is broken.
     pub fn fault(&self) -> PairFault {
-        self.fault.get().cloned().unwrap_or(PairFault::Closed)
+        let broken = || PairFault::Broken("it takes no more frames".to_owned());
+        self.fault.get().cloned().unwrap_or_else(broken)
     }
 
     fn end(self: &Arc<Self>, transfer: TransferId, end: End) {

@@ -25,6 +25,8 @@ use crate::transport::{
 
 /// How long an abort may wait for room in a full queue. After it the receiver's own timer ends the transfer.
 const ABORT_TIME_LIMIT: Duration = Duration::from_secs(1);
+/// How long a transfer that finds its stream gone waits for the reason. The pair's keeper sets it within milliseconds.
+const FAULT_TIME_LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct PairTransfer {
@@ -87,13 +89,22 @@ impl PairTransfer {
         ended.unwrap_or(End::PairLost(PairFault::Closed))
     }
 
+    /// The stream takes nothing more, and the pair's keeper says why next.
+    async fn lost(&self) -> TransferError {
+        let end = tokio::time::timeout(FAULT_TIME_LIMIT, self.ended()).await;
+        self.error(end.unwrap_or_else(|_| End::PairLost(self.live.fault())))
+    }
+
     async fn queue(&self, queued: Queued) -> Result<(), TransferError> {
-        let sent = tokio::select! {
+        let is_taken = tokio::select! {
             biased;
-            end = self.ended() => Err(end),
-            sent = self.live.outbox.frames.send(queued) => sent.map_err(|_| End::PairLost(self.live.fault())),
+            end = self.ended() => return Err(self.error(end)),
+            sent = self.live.outbox.frames.send(queued) => sent.is_ok(),
         };
-        sent.map_err(|end| self.error(end))
+        match is_taken {
+            true => Ok(()),
+            false => Err(self.lost().await),
+        }
     }
 
     async fn push_layers(
@@ -140,22 +151,21 @@ impl PairTransfer {
     }
 
     async fn unless_ended<T>(&self, wait: impl Future<Output = T>) -> Result<T, TransferError> {
-        tokio::select! {
+        let failed = tokio::select! {
             biased;
-            end = self.ended() => Err(self.error(end)),
-            failed = self.copies.failed() => Err(self.not_copied(failed)),
-            got = wait => Ok(got),
-        }
+            end = self.ended() => return Err(self.error(end)),
+            failed = self.copies.failed() => failed,
+            got = wait => return Ok(got),
+        };
+        Err(self.not_copied(failed).await)
     }
 
-    fn not_copied(&self, failed: NotCopied) -> TransferError {
+    async fn not_copied(&self, failed: NotCopied) -> TransferError {
         let ended = self.signals.end.borrow().clone();
         match (ended, failed) {
             (Some(end), _) => self.error(end),
             (None, NotCopied::Source(error)) => error.into(),
-            (None, NotCopied::Place(NoPlace::Unmapped) | NotCopied::NoStream) => {
-                self.error(End::PairLost(self.live.fault()))
-            }
+            (None, NotCopied::Place(NoPlace::Unmapped) | NotCopied::NoStream) => self.lost().await,
             (
                 None,
                 NotCopied::Place(NoPlace::LayerTooLarge {
@@ -224,14 +234,14 @@ impl SendTransfer for PairTransfer {
         match copies.add_behind(queued) {
             Ok(None) => {}
             Ok(Some(queued)) => self.queue(queued).await?,
-            Err(failed) => return Err(self.not_copied(failed)),
+            Err(failed) => return Err(self.not_copied(failed).await),
         }
         // The end by the other side does not count here: its answer to the last frame may come before the news that the
         // frame was written.
         let was_written = tokio::select! {
             biased;
             at = was_written => at.ok(),
-            failed = copies.failed() => return Err(self.not_copied(failed)),
+            failed = copies.failed() => return Err(self.not_copied(failed).await),
             // A stream whose peer stops reading keeps its frames.
             () = self.live.outbox.over.cancelled() => None,
         };
@@ -240,14 +250,15 @@ impl SendTransfer for PairTransfer {
             return Ok(at);
         }
         // Dropped by a copy that failed, or by a pair that has ended.
-        Err(self.not_copied(copies.take_failed().unwrap_or(NotCopied::NoStream)))
+        let failed = copies.take_failed().unwrap_or(NotCopied::NoStream);
+        Err(self.not_copied(failed).await)
     }
 
     async fn acked(&mut self) -> Result<TransferReport, TransferError> {
         let ended = tokio::select! {
             biased;
             end = self.ended() => end,
-            failed = self.copies.failed() => return Err(self.not_copied(failed)),
+            failed = self.copies.failed() => return Err(self.not_copied(failed).await),
         };
         match (ended, self.last_written) {
             (End::Acked, Some(last_written)) => Ok(TransferReport {
@@ -299,3 +310,6 @@ impl Drop for PairTransfer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
