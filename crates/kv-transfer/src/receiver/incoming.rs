@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use identity::{Caller, PeerRole};
 use proto::messages::{Hello, HelloReply, KvBlockFrame, KvFrame, KvReply, LastFrame};
@@ -16,6 +16,9 @@ use super::landing::FrameData;
 use super::shared::{AbortBox, Receiver, lock};
 use super::sink::{Arrived, ReceiveEnd, TransferRefusal};
 use crate::choice::TransportKind;
+
+/// A sender that does not read its replies for this long is given up: its transfers must not outlive their timers.
+pub(crate) const REPLY_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// One stream from one prefill node. Its transport calls `frame` for each frame and `next_reply` in between.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ mod shared;
 mod sink;
 mod stream_end;
 
-pub(crate) use incoming::{IncomingPair, PairError};
+pub(crate) use incoming::{IncomingPair, PairError, REPLY_TIME_LIMIT};
 pub(crate) use landing::{FrameData, check, copy_in};
 pub use shared::Receiver;
 pub(crate) use shared::{Offered, TakenStreams};

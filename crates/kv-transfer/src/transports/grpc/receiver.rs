@@ -24,9 +24,9 @@ use tonic::service::{Routes, RoutesBuilder};
 use tonic_prost::ProstCodec;
 
 use super::KIND;
-use crate::receiver::{IncomingPair, Receiver};
+use crate::receiver::{IncomingPair, REPLY_TIME_LIMIT, Receiver};
 
-/// Replies that wait for a sender which does not read. Then its frames are not read either.
+/// Replies that wait for a sender which does not read. Then its frames are not read either, and soon it is given up.
 const REPLIES_QUEUED_MAX: usize = 256;
 
 /// Adds the handoff service to a node's port.
@@ -168,7 +168,7 @@ async fn run(mut pair: IncomingPair, mut frames: Frames, (replies, closed): (Rep
             }
         };
         if let Some(reply) = reply
-            && replies.send(Ok(reply.into())).await.is_err()
+            && !is_taken(&replies, Ok(reply.into())).await
         {
             return;
         }
@@ -176,5 +176,89 @@ async fn run(mut pair: IncomingPair, mut frames: Frames, (replies, closed): (Rep
             break end;
         }
     };
-    let _ = replies.send(Err(end)).await;
+    is_taken(&replies, Err(end)).await;
+}
+
+/// False when nobody takes it: the sender is gone, or reads no replies.
+async fn is_taken(replies: &Replies, reply: Result<v1::KvReply, Status>) -> bool {
+    match tokio::time::timeout(REPLY_TIME_LIMIT, replies.send(reply)).await {
+        Ok(sent) => sent.is_ok(),
+        Err(_) => {
+            tracing::warn!("a sender does not read its replies; closing its handoff stream");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::{StreamExt as _, stream};
+    use http_body_util::StreamBody;
+    use proto::messages::{Hello, KvShard, PROTOCOL_VERSION};
+    use serving_core::ids::TransferId;
+    use serving_core::node::Ticket;
+
+    use super::*;
+    use crate::conformance::{CommitAnswer, Recorder, compatibility, eventually, node, within};
+    use crate::receiver::ReceiveEnd;
+
+    /// A stream of these frames that stays open.
+    fn open(frames: Vec<KvFrame>) -> Frames {
+        let parts = frames.into_iter().flat_map(kv_stream::encode);
+        let parts = parts.filter(|part| !part.is_empty());
+        let parts = parts.map(|part| Ok::<_, Infallible>(http_body::Frame::data(part)));
+        let body = StreamBody::new(stream::iter(parts).chain(stream::pending()));
+        Frames::of(Body::new(body))
+    }
+
+    fn hello() -> KvFrame {
+        KvFrame::Hello(Hello {
+            from: node("prefill-0", 11),
+            to: node("decode-0", 22),
+            protocol_version: PROTOCOL_VERSION,
+            compatibility: compatibility(1),
+            shard: KvShard::WHOLE,
+        })
+    }
+
+    /// The answer to the frame behind a hello and a begin finds no room.
+    async fn is_given_up(frame: KvFrame) {
+        let sink = Recorder::new(CommitAnswer::Accept);
+        let receiver = Receiver::new(node("decode-0", 22), compatibility(1), sink.clone());
+        let ticket = Ticket {
+            transfer: TransferId(1),
+            decode_node: node("decode-0", 22),
+            decode_address: String::new(),
+            total_bytes: 0,
+            blocks: Vec::new(),
+            prefix_blocks: 0,
+            expires_in: Duration::from_secs(20),
+        };
+        sink.reserve(ticket.transfer, &node("prefill-0", 11), &ticket);
+        let begin = KvFrame::Begin {
+            transfer: ticket.transfer,
+        };
+        let frames = open(vec![hello(), begin, frame]);
+        // Room for the answer to the hello.
+        let (replies, _unread) = mpsc::channel(1);
+        let pair = IncomingPair::new(&receiver, KIND, Caller::PlainText);
+        let running = run(pair, frames, (replies, CancellationToken::new()));
+        within("the end of the stream", running).await;
+        eventually("its transfer ends", || {
+            sink.ends() == [(ticket.transfer, ReceiveEnd::PairLost)]
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_sender_that_reads_no_replies_is_given_up() {
+        let answered = KvFrame::Abort {
+            transfer: TransferId(77),
+            reason: "a test".to_owned(),
+        };
+        // A second hello gets the stream's last word.
+        futures::future::join(is_given_up(answered), is_given_up(hello())).await;
+    }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::header::CONTENT_TYPE;
 use http::{Request, Response};
@@ -29,15 +28,13 @@ use super::messages::{
 use super::rings::Rings;
 use super::worker::{Plan, Running, State, Worker};
 use crate::device::{DeviceFault, DeviceLimits};
-use crate::receiver::{IncomingPair, Offered, PairError, Receiver, StreamEnd, TakenStreams};
+use crate::receiver::{IncomingPair, Offered, PairError, REPLY_TIME_LIMIT, Receiver, StreamEnd, TakenStreams};
 use crate::transports::grpc::receiver::caller_of;
 
 /// Replies that wait for a sender which does not read. Then its messages are not read either.
 const REPLIES_QUEUED_MAX: usize = 256;
 /// Messages that have come behind an exchange which has not run yet. Then no more are read.
 const WAITING_MAX: usize = 2 * FRAMES_MAX;
-/// A sender that does not read is not told for longer why it is given up: its transfers must not outlive their timers.
-const LAST_WORDS_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// What a decode node gives to NCCL.
 #[derive(Clone, Copy, Debug)]
@@ -215,6 +212,8 @@ enum PairEnd {
     BadGroup(#[from] BadGroup),
     #[error("{0}")]
     Contract(&'static str),
+    #[error("it does not read its replies")]
+    NotReading,
     #[error("this node has as many communicators as it may")]
     NoRoom,
     #[error("{0}")]
@@ -240,6 +239,10 @@ impl Receiving {
         }
         tracing::warn!(%end, "a sender by NCCL is given up");
         self.communicator = None;
+        if matches!(end, PairEnd::NotReading) {
+            // It would not read why.
+            return;
+        }
         let last = match &end {
             PairEnd::Pair(error) => error.last_reply().map(ToPrefill::Reply),
             end => Some(ToPrefill::Ended(end.to_string())),
@@ -251,7 +254,7 @@ impl Receiving {
             }
             let _ = replies.send(Err(status)).await;
         };
-        let _ = tokio::time::timeout(LAST_WORDS_TIME_LIMIT, last_words).await;
+        let _ = tokio::time::timeout(REPLY_TIME_LIMIT, last_words).await;
     }
 
     async fn next(&mut self, messages: &mut Streaming<ToDecodeWire>) -> Event {
@@ -409,7 +412,8 @@ impl Receiving {
     }
 
     async fn say(&mut self, message: ToPrefill) -> Result<(), PairEnd> {
-        self.replies.send(Ok(message.into())).await.map_err(|_| PairEnd::Over)
+        let said = tokio::time::timeout(REPLY_TIME_LIMIT, self.replies.send(Ok(message.into()))).await;
+        said.map_err(|_| PairEnd::NotReading)?.map_err(|_| PairEnd::Over)
     }
 }
 
@@ -426,3 +430,6 @@ async fn arrived(arriving: &mut Option<Arriving>) {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,10 +25,8 @@ use super::ring::RingShape;
 use super::socket::{self, ShmOffer};
 use super::welcome::{Incoming, Placed, welcome};
 use super::{DIRECT, KIND};
-use crate::receiver::{IncomingPair, Offered, PairError, Receiver, WrittenPool};
+use crate::receiver::{IncomingPair, Offered, PairError, REPLY_TIME_LIMIT, Receiver, WrittenPool};
 
-/// A sender that does not read its replies for this long is given up: its transfers must not outlive their timers.
-const REPLY_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// The pause after a failed accept (no descriptors left, for example).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
