@@ -36,6 +36,8 @@ pub(crate) struct Fallback {
     /// One of the closed list that the transport declares.
     pub reason: &'static str,
     pub detail: String,
+    /// Whether it may end while both nodes live on. Else only a new start of one of them helps.
+    pub may_pass: bool,
 }
 
 /// How often a pair was made without the transport that was wanted, by reason.

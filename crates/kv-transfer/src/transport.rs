@@ -253,8 +253,12 @@ pub enum PairFault {
     #[error("the two nodes do not fit: {0}")]
     Incompatible(Incompatibility),
     /// Only when `grpc` is not among this node's transports.
-    #[error("no transport of this node reaches the peer: {0}")]
-    NoTransport(String),
+    #[error("no transport of this node reaches the peer: {detail}")]
+    NoTransport {
+        detail: String,
+        /// Whether it may end while both nodes live on.
+        may_pass: bool,
+    },
     #[error("this node keeps it no longer: it is leaving, or the coordinator's list has this decode node no more")]
     Closed,
 }
@@ -278,7 +282,7 @@ impl PairFault {
     pub(crate) fn is_lasting(&self) -> bool {
         matches!(
             self,
-            PairFault::Incompatible(_) | PairFault::Refused { .. } | PairFault::NoTransport(_)
+            PairFault::Incompatible(_) | PairFault::Refused { .. } | PairFault::NoTransport { may_pass: false, .. }
         )
     }
 
@@ -291,7 +295,7 @@ impl PairFault {
             PairFault::Stalled { .. } => "stalled",
             PairFault::Refused { reason, .. } => reason.name(),
             PairFault::Incompatible(_) => "incompatible",
-            PairFault::NoTransport(_) => "no_transport",
+            PairFault::NoTransport { .. } => "no_transport",
             PairFault::Closed => "closed",
         }
     }

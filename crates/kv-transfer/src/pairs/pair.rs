@@ -173,7 +173,7 @@ impl Pair {
             let met = ways.meeting.connect(&self.dial(None)).await;
             met.map_err(|fault| match fault {
                 NoLink::Pair(fault) => fault,
-                NoLink::Way(fallback) => PairFault::NoTransport(fallback.detail),
+                NoLink::Way(fallback) => no_transport(fallback),
             })
         };
         let (mine, peer) = ((&config.me.name, &config.compatibility), &self.peer);
@@ -195,7 +195,7 @@ impl Pair {
     /// The best way that both nodes know, in this node's order.
     async fn best_link(&self, met: Link) -> Result<Link, PairFault> {
         let ways = &self.shared.ways;
-        let mut missing = None;
+        let mut missing: Option<Fallback> = None;
         for way in &ways.best_first {
             if way.kind() == ways.meeting.kind() {
                 return Ok(self.tapped(met));
@@ -210,7 +210,8 @@ impl Pair {
                 }
                 Err(NoLink::Way(fallback)) => {
                     self.without(&fallback);
-                    missing = Some(fallback.detail);
+                    // A reason that may pass counts before those that last.
+                    missing = missing.filter(|missing| missing.may_pass).or(Some(fallback));
                 }
                 Err(NoLink::Pair(fault)) => {
                     met.outbox.over.cancel();
@@ -219,8 +220,11 @@ impl Pair {
             }
         }
         met.outbox.over.cancel();
-        let reason = missing.unwrap_or_else(|| "no transport is configured".to_owned());
-        Err(PairFault::NoTransport(reason))
+        let none = || PairFault::NoTransport {
+            detail: "no transport is configured".to_owned(),
+            may_pass: false,
+        };
+        Err(missing.map_or_else(none, no_transport))
     }
 
     fn without(&self, fallback: &Fallback) {
@@ -279,5 +283,12 @@ impl Pair {
                 }
             }
         });
+    }
+}
+
+fn no_transport(fallback: Fallback) -> PairFault {
+    PairFault::NoTransport {
+        detail: fallback.detail,
+        may_pass: fallback.may_pass,
     }
 }

@@ -83,6 +83,11 @@ impl IpcFault {
             IpcFault::Import { .. } | IpcFault::Device(_) => "device",
         }
     }
+
+    /// See [`Fallback::may_pass`].
+    fn may_pass(&self) -> bool {
+        matches!(self, IpcFault::Socket(fault) if fault.may_pass())
+    }
 }
 
 impl From<IpcFault> for Fallback {
@@ -91,6 +96,7 @@ impl From<IpcFault> for Fallback {
             wanted: super::KIND,
             reason: fault.name(),
             detail: fault.to_string(),
+            may_pass: fault.may_pass(),
         }
     }
 }
@@ -129,6 +135,8 @@ mod tests {
             IpcFault::Denied(IpcDenial::Unwatched),
             IpcFault::Device(DeviceFault::NotCuda),
         ];
+        let passing = faults.iter().filter(|fault| fault.may_pass()).map(IpcFault::name);
+        assert_eq!(passing.collect::<Vec<_>>(), ["refused", "time_out", "io"]);
         let mut names: Vec<&str> = faults.iter().map(IpcFault::name).collect();
         assert!(names.iter().all(|name| IpcFault::NAMES.contains(name)), "{names:?}");
         names.sort_unstable();

@@ -134,6 +134,7 @@ fn without(reason: &'static str, detail: &str) -> NoLink {
         wanted: KIND,
         reason,
         detail: detail.to_owned(),
+        may_pass: false,
     })
 }
 

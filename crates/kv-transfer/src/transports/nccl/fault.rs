@@ -55,6 +55,11 @@ impl NcclFault {
             NcclFault::Control(_) => "io",
         }
     }
+
+    /// See [`Fallback::may_pass`].
+    fn may_pass(&self) -> bool {
+        matches!(self, NcclFault::Resting { .. } | NcclFault::Control(_))
+    }
 }
 
 impl From<NcclFault> for Fallback {
@@ -63,6 +68,7 @@ impl From<NcclFault> for Fallback {
             wanted: super::KIND,
             reason: fault.name(),
             detail: fault.to_string(),
+            may_pass: fault.may_pass(),
         }
     }
 }
@@ -132,6 +138,8 @@ mod tests {
             },
             NcclFault::Control("x".to_owned()),
         ];
+        let passing = faults.iter().filter(|fault| fault.may_pass()).map(NcclFault::name);
+        assert_eq!(passing.collect::<Vec<_>>(), ["resting", "io"]);
         assert_eq!(faults.map(|fault| fault.name()), NcclFault::NAMES);
     }
 

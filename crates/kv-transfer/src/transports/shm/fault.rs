@@ -57,6 +57,11 @@ impl ShmFault {
             ShmFault::TimeOut => "time_out",
         }
     }
+
+    /// See [`Fallback::may_pass`]. A decode node refuses while other senders have all its memory.
+    pub(in crate::transports) fn may_pass(&self) -> bool {
+        matches!(self, ShmFault::Refused(_) | ShmFault::Io(_) | ShmFault::TimeOut)
+    }
 }
 
 impl From<ShmFault> for Fallback {
@@ -65,6 +70,7 @@ impl From<ShmFault> for Fallback {
             wanted: super::KIND,
             reason: fault.name(),
             detail: fault.to_string(),
+            may_pass: fault.may_pass(),
         }
     }
 }
@@ -98,6 +104,7 @@ impl From<DirectFault> for Fallback {
             wanted: super::DIRECT,
             reason: fault.name(),
             detail: fault.to_string(),
+            may_pass: false,
         }
     }
 }

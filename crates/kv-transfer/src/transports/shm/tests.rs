@@ -197,6 +197,34 @@ async fn without_grpc_in_its_list_a_pair_that_cannot_share_memory_is_unusable() 
     .await;
 }
 
+/// The decode node has room for one sender, and the room may come free at any time.
+#[tokio::test]
+async fn without_grpc_in_its_list_a_pair_waits_for_memory_that_may_come_free() {
+    let served = Served::new(Some(ShmConfig { pairs_max: 1, ..ring() })).await;
+    let first = transports::pairs(config());
+    assert_eq!(served.carried_by(&first, 1).await, shm::KIND);
+    let second = transports::pairs(PairConfig {
+        transports: vec![shm::KIND],
+        connect_wait: Duration::from_secs(8),
+        ..config()
+    });
+    second.keep_pairs(vec![peer(&served.address)]);
+    let health = second.health();
+    eventually("it has no transport", || {
+        let reason = |pair: &PairHealth| pair.unusable_reason.as_deref() == Some("no_transport");
+        health.borrow().iter().any(reason)
+    })
+    .await;
+    let ticket = served.reserved(2, 1);
+    let begun = second.begin(start(&ticket, Arc::new(Pattern)));
+    tokio::pin!(begun);
+    let early = tokio::time::timeout(Duration::from_millis(100), &mut begun).await;
+    assert!(early.is_err(), "{early:?}");
+    drop(first);
+    let transfer = within("begin", begun).await.unwrap();
+    assert_eq!(transfer.transport(), shm::KIND);
+}
+
 #[tokio::test]
 async fn another_user_gets_no_memory_from_either_side_and_the_pair_uses_grpc() {
     let other = ring().uid + 1;
