@@ -244,3 +244,6 @@ impl Transport for PairTransport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

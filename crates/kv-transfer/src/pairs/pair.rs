@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use proto::messages::HelloRefusedReason;
 use rand::Rng as _;
 use serving_core::compatibility::Incompatibility;
@@ -140,10 +140,17 @@ impl Pair {
             tracing::info!(%peer, address = %self.peer.address, transport, "pair is up");
             match carry(&live, replies, &self.shared.config).await {
                 Carried::Over(fault) => return Err(fault),
-                Carried::Idle => self.state.send_replace(PairState::Idle),
-            };
+                Carried::Idle => self.rest(),
+            }
             tracing::info!(%peer, transport, "a pair is idle and gives its memory back");
         }
+    }
+
+    /// A wish from the last time that the pair was idle would open it again at once, for nobody. Only an idle pair is wished for,
+    /// so no wish is lost.
+    fn rest(&self) {
+        let _ = self.wanted.notified().now_or_never();
+        self.state.send_replace(PairState::Idle);
     }
 
     /// Waits for a transfer that wants the pair.
