@@ -286,8 +286,11 @@ impl Sending {
         let landed = self
             .exchange
             .take_if(|exchange| exchange.has_landed && exchange.running.is_over());
-        for (kv, since) in landed.into_iter().flat_map(|exchange| exchange.frames) {
+        if landed.is_some() && !self.has_moved {
             self.has_moved = true;
+            self.facts.rests.forget(&self.facts.peer);
+        }
+        for (kv, since) in landed.into_iter().flat_map(|exchange| exchange.frames) {
             kv.moved(&mut self.pace, since);
         }
         while let Some(has_bytes) = self.waiting.front().map(|first| first.kv.is_some()) {
