@@ -349,12 +349,8 @@ impl ControlLoop {
             return;
         };
         let wait = facts.queued_for;
-        let waited_ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
-        let since = match key.attempt.0 {
-            0 => live.submitted,
-            // A request that is placed again has waited since the end of its last attempt.
-            _ => Time(now.0.saturating_sub(waited_ns)),
-        };
+        // A request that is placed again has waited since the end of its last attempt.
+        let since = if key.attempt.0 == 0 { live.submitted } else { now - wait };
         let mut admission = MeasuredSpan::new("admission", since, now);
         admission.attributes = vec![
             KeyValue::new("lane", live.lane),

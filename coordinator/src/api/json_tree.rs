@@ -115,7 +115,7 @@ mod tests {
     fn an_object_is_read_as_serde_json_reads_it_and_another_value_is_none() {
         let text = r#" {"b": [1, -2, 1.5, "x\n", true, null], "a": {"": {}}, "b": [] } "#;
         let wanted: Value = serde_json::from_str(text).expect("JSON");
-        let mut trees = Trees::new(100);
+        let mut trees = Trees::new(1000);
         assert_eq!(trees.object(text), Ok(Some(wanted)));
         let deep = format!("{{\"a\": {}{}}}", "[".repeat(1000), "]".repeat(1000));
         for other in ["[1]", "7", "\"{}\"", "", "{", "{} {}", "{\"a\": 1e999}", &deep] {

@@ -61,7 +61,7 @@ impl DecodeLeg {
     }
 
     pub fn sampled(&mut self, at: Time, step: &StepNote, tokens: usize) {
-        let began = back(at, step.took);
+        let began = at - step.took;
         self.first_step.get_or_insert((began, at));
         let marks = self.token_count / TOKENS_PER_MARK;
         self.token_count = self
@@ -122,10 +122,6 @@ impl DecodeLeg {
         }
         attributes
     }
-}
-
-fn back(time: Time, by: Duration) -> Time {
-    Time(time.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
 }
 
 #[cfg(test)]

@@ -32,6 +32,12 @@ impl Add<Duration> for Time {
         Time(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
+impl Sub<Duration> for Time {
+    type Output = Time;
+    fn sub(self, d: Duration) -> Time {
+        Time(self.0.saturating_sub(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
 impl Sub<Time> for Time {
     type Output = Duration;
     fn sub(self, earlier: Time) -> Duration {
