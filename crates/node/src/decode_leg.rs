@@ -1,7 +1,6 @@
 //! The decode leg of a request: where its KV came from, its steps, and its spans.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use kv_transfer::choice::TransportKind;
 use kv_transfer::receiver::Arrived;
@@ -126,6 +125,8 @@ impl DecodeLeg {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serving_core::scheduler::DraftCounts;
     use serving_core::stage::StageTimings;
 
