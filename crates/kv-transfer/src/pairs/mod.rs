@@ -33,9 +33,6 @@ const PAIRS_MAX: usize = 1024;
 /// a ring whose pages the system has not given yet.
 const PAIR_IDLE_MAX: Duration = Duration::from_secs(300);
 
-/// As long as the first rest of a decode node by NCCL (`transports/nccl/rest.rs`). A try costs a connection.
-const BETTER_TRIED_EVERY: Duration = Duration::from_secs(30);
-
 #[derive(Clone, Debug)]
 pub struct PairConfig {
     pub me: NodeId,
@@ -61,9 +58,6 @@ pub struct PairConfig {
     /// nodes stay in touch by the stream over which they met, so the pair's health stays true. The next transfer opens the
     /// link again and waits for that.
     pub idle_max: Duration,
-    /// How often a pair tries a transport that this node prefers, and that it goes without for a reason that may pass. It changes
-    /// over when none of its transfers is under way.
-    pub better_tried_every: Duration,
     #[cfg(test)]
     pub(crate) tap: crate::conformance::Tapping,
 }
@@ -85,7 +79,6 @@ impl PairConfig {
             floor_bytes_per_second: 1 << 20,
             connect_wait: Duration::from_secs(1),
             idle_max: PAIR_IDLE_MAX,
-            better_tried_every: BETTER_TRIED_EVERY,
             #[cfg(test)]
             tap: Default::default(),
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
-use proto::messages::{HelloRefusedReason, TransportOffer};
+use proto::messages::HelloRefusedReason;
 use rand::Rng as _;
 use serving_core::compatibility::Incompatibility;
 use serving_core::node::PairHealth;
@@ -17,7 +17,7 @@ use super::Ways;
 use super::pair_stream::{Carried, PairStream, carry};
 use crate::choice::{Fallback, Fallbacks};
 use crate::link::budget::Budget;
-use crate::link::{Dial, KvTransport, Link, NoLink};
+use crate::link::{Dial, Link, NoLink};
 use crate::transport::{PairFault, PairPeer};
 
 const BACK_OFF_FIRST: Duration = Duration::from_millis(50);
@@ -39,34 +39,6 @@ pub(super) struct Shared {
     pub budget: Arc<Budget>,
     pub health: watch::Sender<Vec<PairHealth>>,
     pub fallbacks: Arc<Fallbacks>,
-}
-
-/// A link, and what may be better later.
-struct Chosen {
-    link: Link,
-    later: Later,
-}
-
-/// Ways that this node prefers to a link's, and that the pair goes without for reasons that may pass. Best first.
-struct Later {
-    ways: Vec<Arc<dyn KvTransport>>,
-    /// What the decode node offered when the two met.
-    offers: Vec<TransportOffer>,
-}
-
-impl Later {
-    fn offer_to(&self, way: &dyn KvTransport) -> Option<&[u8]> {
-        let offer = self.offers.iter().find(|offer| offer.transport == way.kind().name());
-        offer.map(|offer| &offer.offer[..])
-    }
-
-    /// What is better still than the way at this place.
-    fn before(&self, at: usize) -> Self {
-        Self {
-            ways: self.ways[..at].to_vec(),
-            offers: self.offers.clone(),
-        }
-    }
 }
 
 /// One pair and the task that keeps it, until `close`.
@@ -154,37 +126,23 @@ impl Pair {
 
     /// Links while the pair is used, and the stream over which the nodes met while it is not.
     async fn one_life(&self) -> Result<Infallible, PairFault> {
+        let peer = &self.peer.node;
         loop {
             let mut met = self.meet().await?;
             if matches!(*self.state.borrow(), PairState::Idle) {
                 self.is_wanted(&mut met).await?;
             }
-            let mut chosen = Some(self.best_link(met).await?);
-            while let Some(next) = chosen {
-                chosen = self.carried(next).await?;
+            let link = self.best_link(met).await?;
+            let (live, replies) = PairStream::new(peer.clone(), link);
+            self.state.send_replace(PairState::Usable(live.clone()));
+            let transport = live.carrier.kind().name();
+            self.tell(Ok(transport));
+            tracing::info!(%peer, address = %self.peer.address, transport, "pair is up");
+            match carry(&live, replies, &self.shared.config).await {
+                Carried::Over(fault) => return Err(fault),
+                Carried::Idle => self.rest(),
             }
-        }
-    }
-
-    /// Carries transfers by one link. Returns the better one that takes over, and none when the pair is idle.
-    async fn carried(&self, Chosen { link, later }: Chosen) -> Result<Option<Chosen>, PairFault> {
-        let peer = &self.peer.node;
-        let (live, replies) = PairStream::new(peer.clone(), link);
-        self.state.send_replace(PairState::Usable(live.clone()));
-        let transport = live.carrier.kind().name();
-        self.tell(Ok(transport));
-        tracing::info!(%peer, address = %self.peer.address, transport, "pair is up");
-        match carry(&live, replies, &self.shared.config, self.better(later)).await {
-            Carried::Over(fault) => Err(fault),
-            Carried::Better(better) => {
-                tracing::info!(%peer, transport, "a pair takes a better transport, which is there again");
-                Ok(Some(better))
-            }
-            Carried::Idle => {
-                self.rest();
-                tracing::info!(%peer, transport, "a pair is idle and gives its memory back");
-                Ok(None)
-            }
+            tracing::info!(%peer, transport, "a pair is idle and gives its memory back");
         }
     }
 
@@ -242,30 +200,23 @@ impl Pair {
     }
 
     /// The best way that both nodes know, in this node's order.
-    async fn best_link(&self, met: Link) -> Result<Chosen, PairFault> {
+    async fn best_link(&self, met: Link) -> Result<Link, PairFault> {
         let ways = &self.shared.ways;
         let mut missing: Option<Fallback> = None;
-        let mut later = Later {
-            ways: Vec::new(),
-            offers: met.hello.offers.clone(),
-        };
         for way in &ways.best_first {
             if way.kind() == ways.meeting.kind() {
-                let link = self.tapped(met);
-                return Ok(Chosen { link, later });
+                return Ok(self.tapped(met));
             }
-            let connected = way.connect(&self.dial(later.offer_to(&**way))).await;
-            match connected {
+            let mut offers = met.hello.offers.iter();
+            let offer = offers.find(|offer| offer.transport == way.kind().name());
+            match way.connect(&self.dial(offer.map(|offer| &offer.offer[..]))).await {
                 Ok(link) => {
+                    link.lesser_because.iter().for_each(|fallback| self.without(fallback));
                     met.outbox.over.cancel();
-                    let link = self.taken(link);
-                    return Ok(Chosen { link, later });
+                    return Ok(self.tapped(link));
                 }
                 Err(NoLink::Way(fallback)) => {
                     self.without(&fallback);
-                    if fallback.may_pass {
-                        later.ways.push(way.clone());
-                    }
                     // A reason that may pass counts before those that last.
                     missing = missing.filter(|missing| missing.may_pass).or(Some(fallback));
                 }
@@ -281,35 +232,6 @@ impl Pair {
             may_pass: false,
         };
         Err(missing.map_or_else(none, no_transport))
-    }
-
-    /// Tries the ways that may be there later, until one is.
-    async fn better(&self, later: Later) -> Chosen {
-        if later.ways.is_empty() {
-            return std::future::pending().await;
-        }
-        loop {
-            tokio::time::sleep(self.shared.config.better_tried_every).await;
-            for (at, way) in later.ways.iter().enumerate() {
-                let connected = way.connect(&self.dial(later.offer_to(&**way))).await;
-                match connected {
-                    Ok(link) => {
-                        let link = self.taken(link);
-                        let later = later.before(at);
-                        return Chosen { link, later };
-                    }
-                    Err(fault) => {
-                        tracing::debug!(peer = %self.peer.node, ?fault, "a better transport is not there yet")
-                    }
-                }
-            }
-        }
-    }
-
-    /// A link by a transport that was offered.
-    fn taken(&self, link: Link) -> Link {
-        link.lesser_because.iter().for_each(|fallback| self.without(fallback));
-        self.tapped(link)
     }
 
     fn without(&self, fallback: &Fallback) {

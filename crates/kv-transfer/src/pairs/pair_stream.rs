@@ -147,7 +147,7 @@ impl PairStream {
         });
     }
 
-    /// Closes it for another link. False while a transfer is under way, or one was not long ago.
+    /// False while a transfer is under way, or one was not long ago.
     fn close_if_idle(&self, idle_max: Duration, now: Instant) -> bool {
         let mut transfers = self.transfers();
         if !transfers.registered.is_empty() {
@@ -177,24 +177,14 @@ impl PairStream {
 
 /// How one life of a pair's stream ends.
 #[derive(Debug)]
-pub(super) enum Carried<B> {
+pub(super) enum Carried {
     Over(PairFault),
     /// It carried nothing for [`PairConfig::idle_max`], and gives its memory back.
     Idle,
-    /// What is better takes over.
-    Better(B),
 }
 
-/// Passes replies to their transfers and watches the speed, until the stream is over. What `better` ends with takes over when no
-/// transfer is under way, so none waits for it and none is lost.
-pub(super) async fn carry<B>(
-    live: &Arc<PairStream>,
-    mut replies: Replies,
-    config: &PairConfig,
-    better: impl Future<Output = B>,
-) -> Carried<B> {
-    tokio::pin!(better);
-    let mut found = None;
+/// Passes replies to their transfers and watches the speed, until the stream is over.
+pub(super) async fn carry(live: &Arc<PairStream>, mut replies: Replies, config: &PairConfig) -> Carried {
     let mut watch = StallWatch::new(config);
     let mut ticks = tokio::time::interval(watch.tick());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -214,10 +204,6 @@ pub(super) async fn carry<B>(
                     return Carried::Idle;
                 }
             }
-            got = &mut better, if found.is_none() => found = Some(got),
-        }
-        if let Some(better) = found.take_if(|_| live.close_if_idle(Duration::ZERO, Instant::now())) {
-            return Carried::Better(better);
         }
     }
 }

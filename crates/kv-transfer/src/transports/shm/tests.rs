@@ -255,35 +255,6 @@ async fn one_sender_too_many_uses_grpc() {
     assert_eq!(fallback(&second, "refused"), 1);
 }
 
-/// The transfer that is under way ends where it began.
-#[tokio::test]
-async fn a_pair_over_grpc_takes_shared_memory_when_there_is_room_again() {
-    let served = Served::new(Some(ShmConfig { pairs_max: 1, ..ring() })).await;
-    let first = transports::pairs(config());
-    assert_eq!(served.carried_by(&first, 1).await, shm::KIND);
-    let second = transports::pairs(PairConfig {
-        better_tried_every: Duration::from_millis(20),
-        ..config()
-    });
-    let ticket = served.reserved(2, 1);
-    let begin = start(&ticket, Arc::new(Pattern));
-    let mut transfer = within("begin", second.begin(begin)).await.unwrap();
-    assert_eq!(transfer.transport(), grpc::KIND);
-    drop(first);
-    // Time enough for a change that must not come yet.
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    within("push", transfer.push(nth(0))).await.unwrap();
-    within("last", transfer.last(first_tokens())).await.unwrap();
-    within("acked", transfer.acked()).await.unwrap();
-    let health = second.health();
-    eventually("it shares memory", || {
-        health.borrow()[0].transport.as_deref() == Some("shm")
-    })
-    .await;
-    assert_eq!(served.carried_by(&second, 3).await, shm::KIND);
-    assert_eq!(fallback(&second, "refused"), 1);
-}
-
 /// Four slots: the first pair gets half of them, the second one the rest, the third one none.
 #[tokio::test]
 async fn rings_share_one_budget_and_a_pair_without_a_ring_uses_grpc() {
