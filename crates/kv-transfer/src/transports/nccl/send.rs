@@ -286,11 +286,8 @@ impl Sending {
         let landed = self
             .exchange
             .take_if(|exchange| exchange.has_landed && exchange.running.is_over());
-        if landed.is_some() && !self.has_moved {
-            self.has_moved = true;
-            self.facts.rests.forget(&self.facts.peer);
-        }
         for (kv, since) in landed.into_iter().flat_map(|exchange| exchange.frames) {
+            self.has_moved = true;
             kv.moved(&mut self.pace, since);
         }
         while let Some(has_bytes) = self.waiting.front().map(|first| first.kv.is_some()) {
