@@ -3,11 +3,15 @@
 import json
 import math
 import os
+import select
 import signal
 import statistics
 import subprocess
 import tempfile
 from typing import NamedTuple
+
+
+READY_WITHIN_S, STOP_WITHIN_S = 180, 60
 
 
 def percentile(values, percent):
@@ -64,6 +68,9 @@ class Cluster:
             raise
 
     def pin_when_ready(self, command, cores):
+        # A line comes whole, so that its beginning is enough to wait for.
+        if not select.select([self.process.stdout], [], [], READY_WITHIN_S)[0]:
+            raise SystemExit(f"{' '.join(command)} was not ready within {READY_WITHIN_S} s")
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"{' '.join(command)} did not start")
@@ -80,7 +87,12 @@ class Cluster:
 
     def __exit__(self, *_):
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(timeout=60)
+        try:
+            self.process.wait(timeout=STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            # A cluster that stays would take part in the next measurement.
+            self.process.kill()
+            self.process.wait()
 
     def run(self, trace, seed, more=()):
         """Sends a trace and returns the run. Another seed makes other prompts, so no cache knows them."""

@@ -9,6 +9,7 @@ use identity::Identity;
 use opentelemetry::trace::TraceId;
 use service_runtime::shutdown::Shutdown;
 use service_runtime::spans;
+use serving_core::node::NodeCapacity;
 use tokio::sync::Semaphore;
 
 use crate::cluster_metrics::ClusterSnapshot;
@@ -24,6 +25,8 @@ use crate::trace_viewer::TraceViewerUrl;
 /// The source of the cluster's state. The coordinator's metrics implement it.
 pub trait ClusterView: Send + Sync {
     fn snapshot(&self) -> ClusterSnapshot;
+    /// Of the decode nodes that take requests now. Each request may ask, so nothing else is copied.
+    fn decode_capacities(&self) -> Vec<NodeCapacity>;
 }
 
 /// Shared by the HTTP edge and the pages under `/admin`.

@@ -17,11 +17,13 @@ use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::node::StageLabels;
 use service_runtime::metrics::{Histograms, HistogramsWithExemplars, Metric, Role, table};
 use service_runtime::runtime_tasks;
+use serving_core::cluster::NodeHealth;
+use serving_core::node::{NodeCapacity, NodeRole};
 use serving_core::request::Lane;
 use serving_core::stage::Stage;
 
 use crate::api::{EdgeMetrics, EndedRequest};
-use crate::cluster_metrics::{ClusterCollector, ClusterSnapshot};
+use crate::cluster_metrics::{ClusterCollector, ClusterSnapshot, NodeSnapshot};
 use crate::insight::ClusterView;
 use crate::records::stalls::StallCause;
 use crate::slo::{Breach, SloConfig};
@@ -178,6 +180,14 @@ fn registered<M: registry::Metric + Clone>(registry: &mut Registry, line: &Metri
 impl ClusterView for Metrics {
     fn snapshot(&self) -> ClusterSnapshot {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn decode_capacities(&self) -> Vec<NodeCapacity> {
+        let takes_requests =
+            |node: &&NodeSnapshot| node.record.role == NodeRole::Decode && node.health == NodeHealth::Ready;
+        let cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
+        let nodes = cluster.nodes.iter().filter(takes_requests);
+        nodes.map(|node| node.record.capacity).collect()
     }
 }
 

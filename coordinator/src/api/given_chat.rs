@@ -38,7 +38,7 @@ impl GivenChat {
         }
     }
 
-    /// Bytes of what is said, called and can be called.
+    /// The fewest bytes that a template makes of what is said, called and can be called.
     pub fn text_bytes(&self) -> usize {
         let turns: usize = self.turns.iter().map(Turn::text_bytes).sum();
         turns + self.tools.iter().map(GivenFunction::text_bytes).sum::<usize>()
@@ -48,7 +48,7 @@ impl GivenChat {
     /// them.
     pub fn work_bytes(&self) -> usize {
         let turns: usize = self.turns.iter().map(Turn::work_bytes).sum();
-        let tools = self.tools.iter().map(|tool| FRAME_BYTES + tool.text_bytes());
+        let tools = self.tools.iter().map(|tool| FRAME_BYTES + tool.work_bytes());
         turns + tools.sum::<usize>()
     }
 
@@ -83,7 +83,8 @@ impl Turn {
         let ids = self.calls.iter().map(|call| call.id.as_ref());
         let others = ids.chain([self.tool_call_id.as_ref(), self.name.as_ref()]);
         let others: usize = others.flatten().map(String::len).sum();
-        FRAME_BYTES * (1 + self.calls.len()) + self.text_bytes() + others
+        let calls: usize = self.calls.iter().map(EarlierCall::work_bytes).sum();
+        FRAME_BYTES * (1 + self.calls.len()) + self.content.len() + calls + others
     }
 
     fn for_template(self, trees: &mut Trees) -> Result<Value, TooManyValues> {
@@ -127,7 +128,7 @@ mod tests {
             ..Turn::new("tool", "1".to_owned())
         };
         let chat = GivenChat::new("messages", vec![said, result], None);
-        assert_eq!(chat.text_bytes(), "so".len() + "f{\"a\": [1]}f[1]f{".len() + "1".len());
+        assert_eq!(chat.text_bytes(), "so".len() + "fff".len() + "1".len());
         let function = |arguments: Value| json!({"id": null, "type": "function", "function": {"name": "f", "arguments": arguments}});
         let calls = [
             function(json!({"a": [1]})),

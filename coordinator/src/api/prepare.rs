@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use serving_core::cluster::{NodeHealth, answer_tokens_max};
+use serving_core::cluster::answer_tokens_max;
 use serving_core::ids::{RequestId, TokenId};
-use serving_core::node::{NodeCapacity, NodeRole};
+use serving_core::node::NodeCapacity;
 use serving_core::request::{OutputConstraint, Request, StopConditions};
 
 use super::AppState;
@@ -15,7 +15,6 @@ use super::long_text::on_text;
 use super::prompt::{ChatEnding, Input, PromptSource};
 use super::record::RequestLabels;
 use super::request::{CheckedRequest, Endpoint, Truncation};
-use crate::cluster_metrics::NodeSnapshot;
 use crate::keys::{TenantSalt, prefix_salt};
 use crate::text::{Chat, TextError, TextModel, hide_control};
 
@@ -202,10 +201,8 @@ pub fn requests(
     let Tokenized { prompts, constraint } = tokenized;
     check_prompt_logprobs(plan, prompts)?;
     // A number that the client asked for is never lowered.
-    let decode_pools = match plan.max_tokens {
-        Some(_) => Vec::new(),
-        None => decode_pools(state),
-    };
+    let view = state.insight.cluster.as_ref().filter(|_| plan.max_tokens.is_none());
+    let decode_pools = view.map(|view| view.decode_capacities()).unwrap_or_default();
     prompts
         .iter()
         .map(|prompt| {
@@ -213,16 +210,6 @@ pub fn requests(
             Ok(Arc::new(request(state, plan, (prompt, constraint, max_tokens), labels)))
         })
         .collect()
-}
-
-/// Of the decode nodes that take requests now.
-fn decode_pools(state: &AppState) -> Vec<NodeCapacity> {
-    let view = state.insight.cluster.as_ref();
-    let snapshot = view.map(|view| view.snapshot()).unwrap_or_default();
-    let takes_requests =
-        |node: &&NodeSnapshot| node.record.role == NodeRole::Decode && node.health == NodeHealth::Ready;
-    let nodes = snapshot.nodes.iter().filter(takes_requests);
-    nodes.map(|node| node.record.capacity).collect()
 }
 
 /// All prompts of a request are reported in one answer.
@@ -308,7 +295,9 @@ fn max_tokens(
                 Endpoint::Completions => COMPLETIONS_MAX_TOKENS_DEFAULT.min(room),
                 Endpoint::Chat | Endpoint::Responses => room,
             };
-            Ok(within_pools(wanted, (prompt_tokens, plan.choice_count), decode_pools))
+            let fits = within_pools(wanted, (prompt_tokens, plan.choice_count), decode_pools);
+            // Where the client's least is more than that, the request is too large by its own number.
+            Ok(fits.max(plan.min_tokens.min(wanted)))
         }
         (None, asked, _) => {
             let asked_words = asked.map_or(String::new(), |max| format!(", and {max} output tokens are asked for"));

@@ -190,7 +190,7 @@ impl GivenTools {
             ToolChoice::None | ToolChoice::Auto => return None,
             ToolChoice::Named(name) => {
                 let mut functions = self.functions.iter();
-                functions.find(|known| known.name == *name)?.parameters().to_owned()
+                functions.find(|known| known.name == *name)?.compact_parameters()
             }
             ToolChoice::Required => {
                 let calls: Vec<String> = self.functions.iter().map(GivenFunction::call_schema).collect();
@@ -262,13 +262,25 @@ impl GivenFunction {
         format!(
             r#"{{"type":"object","properties":{{"name":{{"const":"{}"}},"arguments":{}}},"required":["name","arguments"],"additionalProperties":false}}"#,
             self.name,
-            self.parameters()
+            self.compact_parameters()
         )
     }
 
+    /// Without the client's white space and escapes, which are no part of a grammar. What is no object, or has too many values, stays
+    /// as it is: the template's reader refuses it.
+    fn compact_parameters(&self) -> String {
+        let read = Trees::new(TOOL_VALUES_MAX).object(self.parameters());
+        let compact = read.ok().flatten().map(|tree| tree.to_string());
+        compact.unwrap_or_else(|| self.parameters().to_owned())
+    }
+
+    /// Of what a template prints as it is. The parameters are printed anew, and may become shorter.
     pub fn text_bytes(&self) -> usize {
-        let description = self.description.as_ref().map_or(0, String::len);
-        self.name.len() + description + self.parameters().len()
+        self.name.len() + self.description.as_ref().map_or(0, String::len)
+    }
+
+    pub fn work_bytes(&self) -> usize {
+        self.text_bytes() + self.parameters().len()
     }
 
     /// As a template gets it. `at` is its place among the tools.
@@ -340,8 +352,13 @@ pub struct EarlierCall {
 }
 
 impl EarlierCall {
+    /// Of what a template prints as it is. The arguments are printed anew, and may become shorter.
     pub fn text_bytes(&self) -> usize {
-        self.name.len() + self.arguments.len()
+        self.name.len()
+    }
+
+    pub fn work_bytes(&self) -> usize {
+        self.text_bytes() + self.arguments.len()
     }
 
     /// As templates read it: with the arguments as an object, where they are one.

@@ -49,6 +49,11 @@ impl Drop for Listener {
     }
 }
 
+/// From now on something else listens until the process ends: what stands in ends nothing.
+pub fn are_handled_elsewhere() {
+    std::mem::forget(Listener::new());
+}
+
 #[derive(Debug)]
 pub struct Signals {
     listener: Option<Listener>,

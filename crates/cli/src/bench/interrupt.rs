@@ -16,9 +16,12 @@ pub(super) fn until_interrupted<T>(
         let mut signals = Signals::install().context("cannot listen for Ctrl-C")?;
         let stop = CancellationToken::new();
         let stopped = stop.clone();
+        // It listens until the work has ended, which writes what it has: a further signal changes nothing.
         let listener = tokio::spawn(async move {
-            signals.next().await;
-            stopped.cancel();
+            loop {
+                signals.next().await;
+                stopped.cancel();
+            }
         });
         let outcome = work(stop).await;
         listener.abort();

@@ -14,6 +14,7 @@ use clap::Args;
 use service_runtime::process;
 
 use crate::model::{PullError, ResolvedModel, resolve};
+use crate::signals;
 use settings::NodeSettings;
 
 pub(crate) const COORDINATOR_HELP: &str = "\
@@ -140,6 +141,8 @@ async fn find_model(model: &mut PathBuf, served: &mut Vec<String>) -> Result<(),
     let Some(asked) = model.to_str().map(str::to_owned) else {
         return Ok(());
     };
+    // The process that is served from here drains at a signal, and must not be ended by what watched the fetch.
+    signals::are_handled_elsewhere();
     let found = tokio::task::spawn_blocking(move || resolve(&asked)).await;
     let ResolvedModel { path, name } = found.unwrap_or_else(|broken| std::panic::resume_unwind(broken.into_panic()))?;
     *model = path;

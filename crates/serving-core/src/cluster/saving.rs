@@ -188,11 +188,15 @@ impl Cluster {
                 .map(|n| needed(request, n));
             node.zip(kept).map(|(node, kept)| Target { node, kept })
         };
+        let prefill = target(prefill, needed_of_prefill);
+        // A request that ends at its first token is computed on the prefill node alone.
+        let is_prefill_only = request.ends_at_first_token() && prefill.is_some();
+        let decode = decode.filter(|_| !is_prefill_only);
         Saving {
             request: request.id,
             since: tracked.queued_since,
             decode: target(decode, needed_of_decode),
-            prefill: target(prefill, needed_of_prefill),
+            prefill,
         }
     }
 

@@ -152,7 +152,8 @@ impl Scaling {
             words.extend(duration.into_iter().chain(requests));
         }
         if let Some(context) = self.context_tokens_max.filter(|_| shortened > 0) {
-            words.push(format!("{shortened} requests shortened to {context} tokens"));
+            let requests = if shortened == 1 { "request" } else { "requests" };
+            words.push(format!("{shortened} {requests} shortened to {context} tokens"));
         }
         words.join(", ")
     }
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!((scaled.shortened, scaled.trace.block_tokens), (1, 16));
         assert_eq!(
             scaled.trace.name,
-            "t, lengths / 32, rate x 0.5, 1 requests shortened to 2048 tokens"
+            "t, lengths / 32, rate x 0.5, 1 request shortened to 2048 tokens"
         );
     }
 
