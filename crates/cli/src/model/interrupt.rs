@@ -70,52 +70,54 @@ impl Interrupt {
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead as _, BufReader};
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
 
     use rustix::process::{Pid, Signal, kill_process};
+    use tokio::signal::unix::{SignalKind, signal};
 
     use super::*;
+    use crate::signals;
 
     const ENDS_WITHIN: Duration = Duration::from_secs(10);
     const IS_CHILD: &str = "BATON_TEST_FETCHED_BEFORE";
+    /// What a drain takes.
+    const DRAIN: Duration = Duration::from_millis(300);
 
-    /// The test starts itself, so that the signal ends a process of its own.
+    /// A process of a test's own, which the signal may end. It is this test, started again.
+    fn child(test: &str) -> (Child, Pid, impl Sized) {
+        let mut child = Command::new(std::env::current_exe().expect("this test"))
+            .args(["--exact", &format!("model::interrupt::tests::{test}"), "--nocapture"])
+            .env(IS_CHILD, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let mut lines = lines.map_while(Result::ok);
+        let is_said = lines.any(|line| line.contains("fetched"));
+        assert!(is_said, "it ended before its fetch did: {:?}", child.wait());
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
+        // The child writes more, so its pipe stays open.
+        (child, pid, lines)
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime")
+    }
+
     #[test]
     fn ctrl_c_ends_what_runs_after_a_fetch() {
         if std::env::var_os(IS_CHILD).is_some() {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
             // From here on no signal ends it by itself.
-            drop(
-                runtime
-                    .expect("a runtime")
-                    .block_on(async { Signals::install() })
-                    .expect("installed"),
-            );
-            if std::env::var_os(DRAINS).is_some() {
-                crate::signals::are_handled_elsewhere();
-            }
+            drop(runtime().block_on(async { Signals::install() }).expect("installed"));
             drop(Interrupt::watch());
             println!("fetched");
             loop {
                 std::thread::park();
             }
         }
-        let own = std::env::current_exe().expect("this test");
-        let mut child = Command::new(own)
-            .args([
-                "--exact",
-                "model::interrupt::tests::ctrl_c_ends_what_runs_after_a_fetch",
-                "--nocapture",
-            ])
-            .env(IS_CHILD, "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("started");
-        let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-        let is_said = lines.map_while(Result::ok).any(|line| line.contains("fetched"));
-        assert!(is_said, "it ended before its fetch did: {:?}", child.wait());
-        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
+        let (mut child, pid, _output) = child("ctrl_c_ends_what_runs_after_a_fetch");
         let began = Instant::now();
         // The thread that stands in may not have begun to, so one signal may not do.
         let end = loop {
@@ -129,5 +131,22 @@ mod tests {
         // Nothing happens where it has ended.
         let _ = child.kill();
         assert_eq!(end.and_then(|end| end.code()), Some(130));
+    }
+
+    #[test]
+    fn a_process_that_is_served_after_a_fetch_drains() {
+        if std::env::var_os(IS_CHILD).is_some() {
+            signals::are_handled_elsewhere();
+            drop(Interrupt::watch());
+            return runtime().block_on(async {
+                let mut terminated = signal(SignalKind::terminate()).expect("installed");
+                println!("fetched");
+                terminated.recv().await;
+                tokio::time::sleep(DRAIN).await;
+            });
+        }
+        let (mut child, pid, _output) = child("a_process_that_is_served_after_a_fetch_drains");
+        kill_process(pid, Signal::TERM).expect("sent");
+        assert_eq!(child.wait().expect("its end").code(), Some(0));
     }
 }
