@@ -220,10 +220,10 @@ impl Overheads {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn costs() -> Costs {
+    pub(crate) fn costs() -> Costs {
         Costs {
             name: "test".into(),
             origin: "typed in".into(),

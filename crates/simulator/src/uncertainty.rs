@@ -51,38 +51,21 @@ impl StepCosts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::costs::{FitReport, HostCosts, LinkCosts, Overheads};
-
-    fn costs(error_median: Option<f64>) -> Costs {
-        Costs {
-            name: "test".into(),
-            origin: "typed in".into(),
-            step: StepCosts {
-                fixed_seconds: 0.01,
-                prefill_token_seconds: 0.001,
-                ..StepCosts::default()
-            },
-            overheads: Overheads::default(),
-            link: LinkCosts {
-                name: "grpc".into(),
-                latency_seconds: 0.0,
-                bytes_per_second: 1e9,
-                is_streamed: true,
-            },
-            host: HostCosts::default(),
-            kv_bytes_per_token: 1,
-            fit: error_median.map(|error_median| FitReport {
-                error_median,
-                error_max: error_median,
-                points: Vec::new(),
-            }),
-            accuracy: None,
-        }
-    }
+    use crate::costs::FitReport;
+    use crate::costs::tests::costs;
 
     #[test]
     fn each_size_moves_by_a_share_of_its_own_and_half_of_them_are_as_large_as_the_error() {
-        let costs = costs(Some(0.05));
+        let error_median = 0.05;
+        let fit = FitReport {
+            error_median,
+            error_max: error_median,
+            points: Vec::new(),
+        };
+        let costs = Costs {
+            fit: Some(fit),
+            ..costs()
+        };
         let share =
             |again: &Costs, chunk| again.step.seconds_of_chunk(chunk) / costs.step.seconds_of_chunk(chunk) - 1.0;
         let mut is_large = 0;
@@ -90,14 +73,14 @@ mod tests {
             let again = costs.measured_again(seed);
             assert_eq!(again.check(), Ok(()));
             assert_ne!(share(&again, 16), share(&again, 512));
-            is_large += u32::from(share(&again, 512).abs() >= 0.05);
+            is_large += u32::from(share(&again, 512).abs() >= error_median);
         }
         assert!((900..1_100).contains(&is_large), "{is_large}");
     }
 
     #[test]
     fn costs_without_an_error_stay_as_they_are() {
-        let costs = costs(None);
+        let costs = costs();
         assert_eq!(costs.measured_again(7), costs);
     }
 }
