@@ -98,12 +98,8 @@ impl DecodeLeg {
         let Some(ready) = ready else {
             return spans;
         };
-        let waited = passed(Stage::DecodeQueue);
-        let joined = waited.map_or(ended, |waited| ready + waited);
+        let joined = passed(Stage::DecodeQueue).map_or(ended, |waited| ready + waited);
         spans.push(MeasuredSpan::new("decode.queue", ready, joined));
-        if waited.is_none() {
-            return spans;
-        }
         if let Some((began, sampled)) = self.first_step {
             spans.push(MeasuredSpan::new("decode.first_step", began, sampled));
         }
@@ -159,7 +155,7 @@ mod tests {
         let mut leg = DecodeLeg::default();
         assert!(spans(&mut leg, &[]).is_empty(), "no KV has come");
         leg.committed_at = Some(Time::from_millis(200));
-        let waits = [("decode.queue", 200, 500)];
+        let waits = [("decode.queue", 200, 500), ("decode.loop", 500, 500)];
         assert_eq!(spans(&mut leg, &[(Stage::Commit, 1)]), waits);
         leg.first_step = Some((Time::from_millis(230), Time::from_millis(240)));
         let timings = [(Stage::Commit, 1), (Stage::DecodeQueue, 30), (Stage::Decode, 90)];
