@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import select
 import signal
 import statistics
@@ -114,6 +115,26 @@ def write_trace(path, requests):
             block += len(blocks)
             row = {"timestamp": round(at * 1e3), "input_length": prompt, "output_length": output, "hash_ids": blocks}
             file.write(json.dumps(row) + "\n")
+
+
+# Name, requests a second, and (weight, prompt tokens, output tokens) of each kind of request.
+LOADS = [
+    ("short", 2.0, [(1, 96, 40)]),
+    ("balanced", 1.0, [(1, 384, 64)]),
+    ("long beside streams", 1.0, [(9, 96, 64), (1, 1200, 16)]),
+]
+
+
+def poisson(rate, kinds, length, seed):
+    """Poisson arrivals for so many seconds; a fixed seed, so that every run and every session has the same."""
+    draw = random.Random(seed)
+    at = 0.0
+    while True:
+        at += draw.expovariate(rate)
+        if at >= length:
+            return
+        (_, prompt, output) = draw.choices(kinds, [weight for weight, _, _ in kinds])[0]
+        yield at, prompt, output
 
 
 # Prompt tokens of the light load.

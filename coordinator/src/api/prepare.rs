@@ -295,9 +295,8 @@ fn max_tokens(
                 Endpoint::Completions => COMPLETIONS_MAX_TOKENS_DEFAULT.min(room),
                 Endpoint::Chat | Endpoint::Responses => room,
             };
-            let fits = within_pools(wanted, (prompt_tokens, plan.choice_count), decode_pools);
-            // Where the client's least is more than that, the request is too large by its own number.
-            Ok(fits.max(plan.min_tokens.min(wanted)))
+            let (least, shape) = (plan.min_tokens, (prompt_tokens, plan.choice_count));
+            Ok(default_budget((least, wanted), shape, decode_pools))
         }
         (None, asked, _) => {
             let asked_words = asked.map_or(String::new(), |max| format!(", and {max} output tokens are asked for"));
@@ -316,14 +315,19 @@ fn max_tokens(
 }
 
 /// A budget that nobody asked for must not make a request too large: no more of it than the largest pool can hold. One token is
-/// left in any case, so a prompt that no pool holds is refused for what it is itself.
-fn within_pools(wanted: u32, (prompt_tokens, choices): (usize, u32), decode_pools: &[NodeCapacity]) -> u32 {
+/// left in any case, so a prompt that no pool holds is refused for what it is itself; and the client's own least, by which a request
+/// may be too large.
+fn default_budget(
+    (least, wanted): (u32, u32),
+    (prompt_tokens, choices): (usize, u32),
+    decode_pools: &[NodeCapacity],
+) -> u32 {
     let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
     let room = decode_pools
         .iter()
         .map(|pool| answer_tokens_max(prompt_tokens, choices, pool))
         .max();
-    room.map_or(wanted, |room| wanted.min(room.max(1)))
+    room.map_or(wanted, |room| wanted.min(room.max(least).max(1)))
 }
 
 #[cfg(test)]
@@ -360,15 +364,25 @@ mod tests {
             block_bytes: 1,
         };
         let pools = [pool(128), pool(64)];
-        assert_eq!(within_pools(8092, (100, 1), &pools), 128 * 16 - 100);
-        assert_eq!(within_pools(50, (100, 1), &pools), 50);
+        assert_eq!(default_budget((0, 8092), (100, 1), &pools), 128 * 16 - 100);
+        assert_eq!(default_budget((0, 50), (100, 1), &pools), 50);
         // Six shared blocks, 61 for each choice, of which the prompt has four tokens.
-        assert_eq!(within_pools(8092, (100, 2), &pools), 61 * 16 - 4);
+        assert_eq!(default_budget((0, 8092), (100, 2), &pools), 61 * 16 - 4);
         assert_eq!(
-            within_pools(3192, (5000, 1), &pools),
+            default_budget((0, 3192), (5000, 1), &pools),
             1,
             "the prompt is too large itself"
         );
-        assert_eq!(within_pools(8092, (100, 1), &[]), 8092, "no pool is known");
+        assert_eq!(default_budget((0, 8092), (100, 1), &[]), 8092, "no pool is known");
+        assert_eq!(
+            default_budget((5000, 8092), (100, 1), &pools),
+            5000,
+            "no pool holds the least"
+        );
+        assert_eq!(
+            default_budget((9000, 8092), (100, 1), &pools),
+            8092,
+            "nor does the context"
+        );
     }
 }

@@ -370,3 +370,25 @@ impl EarlierCall {
         Ok(call)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn white_space_and_escapes_of_a_client_are_no_part_of_a_grammar() {
+        let tools = r#"[{"type": "function", "function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"\u0437": {"type": "string"}}}}}]"#;
+        let grammar = |choice| {
+            let tools = serde_json::from_str(tools).expect("tools");
+            let given = GivenTools::new(Some(tools), Some(choice)).expect("tools");
+            match given.expect("some").grammar(false) {
+                Some(OutputGrammar::JsonSchema(schema)) => schema.to_string(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let parameters = r#"{"type":"object","properties":{"з":{"type":"string"}}}"#;
+        assert_eq!(grammar(ToolChoice::Named("f".to_owned())), parameters);
+        assert!(grammar(ToolChoice::Required).contains(&format!(r#""arguments":{parameters}"#)));
+    }
+}

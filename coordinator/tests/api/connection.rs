@@ -25,6 +25,19 @@ async fn endless() -> Server {
     .await
 }
 
+async fn read_until(stream: &mut TcpStream, text: &str) {
+    let mut seen = String::new();
+    let mut buffer = [0u8; 1024];
+    while !seen.contains(text) {
+        let n = tokio::time::timeout(PATIENCE, stream.read(&mut buffer))
+            .await
+            .expect("it answers")
+            .unwrap();
+        assert!(n > 0, "closed early: {seen}");
+        seen += &String::from_utf8_lossy(&buffer[..n]);
+    }
+}
+
 /// The nodes are told to stop, and nobody judges what the client did.
 async fn cancelled(server: &Server) {
     broken_off(server, ("cancelled", None)).await;
@@ -139,16 +152,7 @@ async fn a_kept_alive_connection_serves_again() {
             .write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
             .await
             .unwrap();
-        let mut seen = String::new();
-        let mut buffer = [0u8; 1024];
-        while !seen.contains("{\"status\":\"ok\"}") {
-            let n = tokio::time::timeout(PATIENCE, stream.read(&mut buffer))
-                .await
-                .expect("answers")
-                .unwrap();
-            assert!(n > 0);
-            seen += &String::from_utf8_lossy(&buffer[..n]);
-        }
+        read_until(&mut stream, "{\"status\":\"ok\"}").await;
     }
 }
 
@@ -229,16 +233,7 @@ async fn a_stream_whose_handler_panics_was_not_left_by_its_client() {
     .await;
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     stream.write_all(&body(true)).await.unwrap();
-    let mut seen = String::new();
-    let mut buffer = [0u8; 1024];
-    while !seen.contains("data: ") {
-        let n = tokio::time::timeout(PATIENCE, stream.read(&mut buffer))
-            .await
-            .expect("a token comes at once")
-            .unwrap();
-        assert!(n > 0, "closed early: {seen}");
-        seen += &String::from_utf8_lossy(&buffer[..n]);
-    }
+    read_until(&mut stream, "data: ").await;
     go.send(()).unwrap();
     broken_off(&server, ("internal", Some("incomplete"))).await;
     assert_eq!(*server.metrics.panics.lock().unwrap(), 1);

@@ -85,6 +85,19 @@ pub(crate) fn node(name: &str, epoch: u64) -> NodeId {
 }
 
 /// Nodes with another byte have blocks of as many tokens, and another hash.
+/// A ticket for no block.
+pub(crate) fn empty_ticket(decode_node: NodeId, decode_address: &str) -> Ticket {
+    Ticket {
+        transfer: TransferId(1),
+        decode_node,
+        decode_address: decode_address.to_owned(),
+        total_bytes: 0,
+        blocks: Vec::new(),
+        prefix_blocks: 0,
+        expires_in: Duration::from_secs(10),
+    }
+}
+
 pub(crate) fn compatibility(byte: u8) -> Compatibility {
     let facts = CompatibilityFacts {
         weights_sha256: [0; 32],

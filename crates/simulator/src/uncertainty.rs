@@ -10,8 +10,8 @@ const OF_CHUNKS: u64 = 0;
 const OF_BATCHES: u64 = 1;
 
 impl Costs {
-    /// What half of all simulated figures are off by at least, as a share: against real runs where that was measured, else what a step is off by in
-    /// the fit. 0 for costs that were typed in.
+    /// What half of all simulated figures are off by at least, as a share: against real runs where that was measured, else what a
+    /// step is off by in the fit. 0 for costs that were typed in.
     pub fn typical_error(&self) -> f64 {
         let of_fit = || self.fit.as_ref().map_or(0.0, |fit| fit.error_median);
         self.accuracy

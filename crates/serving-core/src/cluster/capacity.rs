@@ -49,7 +49,7 @@ pub(super) fn whole_fits(request: &Request, node: &Node) -> bool {
         && request.choice_count <= capacity.max_sequences
 }
 
-/// What is kept is not for this request.
+/// The node can take this request now, and has what it keeps for an older one besides.
 pub(super) fn decode_has_room(request: &Request, node: &Node, kept: Kept) -> bool {
     let cost = u64::from(decode_permit(request, &node.record.capacity)).saturating_add(kept.permits);
     cost <= node.permits.available() && has_places(request, node, kept.sequences)

@@ -2,11 +2,10 @@
 
 use futures::StreamExt as _;
 use proto::messages::HelloReply;
-use serving_core::node::Ticket;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::conformance::{Pattern, first_tokens, node, start, within};
+use crate::conformance::{Pattern, empty_ticket, first_tokens, node, start, within};
 use crate::link::budget::{Budget, Share};
 use crate::link::queue::Outbox;
 use crate::link::{Carrier, Link};
@@ -63,15 +62,7 @@ fn dies(live: &Arc<PairStream>, queue: mpsc::Receiver<Queued>) {
 }
 
 async fn begin(live: &Arc<PairStream>) -> Result<PairTransfer, TransferError> {
-    let ticket = Ticket {
-        transfer: TransferId(1),
-        decode_node: node("decode-0", 22),
-        decode_address: String::new(),
-        total_bytes: 0,
-        blocks: Vec::new(),
-        prefix_blocks: 0,
-        expires_in: Duration::from_secs(10),
-    };
+    let ticket = empty_ticket(node("decode-0", 22), "");
     within(
         "begin",
         PairTransfer::begin(live.clone(), start(&ticket, Arc::new(Pattern))),

@@ -125,15 +125,7 @@ async fn a_node_with_another_part_of_each_block_gets_no_pair() {
         },
         ..PairConfig::new(node("prefill-0", 11), compatibility(1)).over(vec![super::KIND])
     });
-    let ticket = Ticket {
-        transfer: TransferId(1),
-        decode_node: decode,
-        decode_address: served.address.clone(),
-        total_bytes: 0,
-        blocks: Vec::new(),
-        prefix_blocks: 0,
-        expires_in: Duration::from_secs(10),
-    };
+    let ticket = empty_ticket(decode, &served.address);
     let begin = transport.begin(start(&ticket, Arc::new(Pattern)));
     let error = within("begin", begin).await.unwrap_err();
     assert_eq!(error.name(), "shard");

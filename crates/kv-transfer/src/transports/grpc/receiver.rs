@@ -192,16 +192,13 @@ async fn is_taken(replies: &Replies, reply: Result<v1::KvReply, Status>) -> bool
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use futures::{StreamExt as _, stream};
     use http_body_util::StreamBody;
     use proto::messages::{Hello, KvShard, PROTOCOL_VERSION};
     use serving_core::ids::TransferId;
-    use serving_core::node::Ticket;
 
     use super::*;
-    use crate::conformance::{CommitAnswer, Recorder, compatibility, eventually, node, within};
+    use crate::conformance::{CommitAnswer, Recorder, compatibility, empty_ticket, eventually, node, within};
     use crate::receiver::ReceiveEnd;
 
     /// A stream of these frames that stays open.
@@ -227,15 +224,7 @@ mod tests {
     async fn is_given_up(frame: KvFrame) {
         let sink = Recorder::new(CommitAnswer::Accept);
         let receiver = Receiver::new(node("decode-0", 22), compatibility(1), sink.clone());
-        let ticket = Ticket {
-            transfer: TransferId(1),
-            decode_node: node("decode-0", 22),
-            decode_address: String::new(),
-            total_bytes: 0,
-            blocks: Vec::new(),
-            prefix_blocks: 0,
-            expires_in: Duration::from_secs(20),
-        };
+        let ticket = empty_ticket(node("decode-0", 22), "");
         sink.reserve(ticket.transfer, &node("prefill-0", 11), &ticket);
         let begin = KvFrame::Begin {
             transfer: ticket.transfer,

@@ -1,16 +1,15 @@
 //! A sender on a control stream that does not do its part.
 
-use std::time::Duration;
-
 use futures::{StreamExt as _, stream};
 use identity::Caller;
 use proto::messages::{Hello, KvShard, PROTOCOL_VERSION};
 use serving_core::ids::TransferId;
-use serving_core::node::Ticket;
 
 use super::super::cuda_library;
 use super::*;
-use crate::conformance::{CommitAnswer, LAYER_BYTES, Recorder, compatibility, eventually, false_cuda, node, within};
+use crate::conformance::{
+    CommitAnswer, LAYER_BYTES, Recorder, compatibility, empty_ticket, eventually, false_cuda, node, within,
+};
 use crate::receiver::ReceiveEnd;
 
 /// A stream of these frames that stays open.
@@ -28,15 +27,7 @@ async fn a_sender_that_reads_no_replies_is_given_up() {
     let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
     let sink = Recorder::new(CommitAnswer::Accept);
     let receiver = Receiver::new(decode.clone(), compatibility(1), sink.clone());
-    let ticket = Ticket {
-        transfer: TransferId(1),
-        decode_node: decode.clone(),
-        decode_address: String::new(),
-        total_bytes: 0,
-        blocks: Vec::new(),
-        prefix_blocks: 0,
-        expires_in: Duration::from_secs(20),
-    };
+    let ticket = empty_ticket(decode.clone(), "");
     sink.reserve(ticket.transfer, &prefill, &ticket);
     let hello = KvFrame::Hello(Hello {
         from: prefill,
