@@ -7,7 +7,7 @@ use thiserror::Error;
 
 pub use crate::accuracy::{Accuracy, AccuracyEntry};
 use crate::arithmetic::seconds;
-pub use crate::step_costs::{BATCHES, CHUNKS, ColdCosts, StepCosts, StepShape};
+pub use crate::step_costs::{BATCHES, CHUNKS, ColdCosts, StepCosts, StepKind, StepShape};
 
 /// Everything that a simulation needs to know about machines and programs. Written by `baton bench engine`, or typed in.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,24 +72,64 @@ pub struct LinkCosts {
 pub struct HostCosts {
     /// In order of the topology: prefill nodes first. 1: each node has a machine of its own.
     pub nodes_per_host: u32,
-    /// How many times as long a step takes while 1, 2, 3... nodes of the machine compute. The last one holds for more.
-    pub slowdown: Vec<f64>,
+    /// For 1, 2, 3... other nodes of the machine that compute: how many times as long a step takes, by its own kind, then by that of the
+    /// others' steps. The last one holds for more nodes. Empty: they do not slow each other down.
+    #[serde(default)]
+    pub slowdown: Vec<ByKind<ByKind<f64>>>,
+}
+
+/// One value for each kind of step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ByKind<T> {
+    pub reading: T,
+    pub computing: T,
 }
 
 impl Default for HostCosts {
     fn default() -> Self {
         Self {
             nodes_per_host: 1,
-            slowdown: vec![1.0],
+            slowdown: Vec::new(),
         }
     }
 }
 
 impl HostCosts {
-    /// Speed of each of so many nodes that compute at the same time, as a share of a node that is alone.
-    pub(crate) fn speed(&self, computing: u32) -> f64 {
-        let place = (computing.max(1) as usize - 1).min(self.slowdown.len().saturating_sub(1));
-        1.0 / self.slowdown.get(place).copied().unwrap_or(1.0)
+    /// Speed of a step while so many other nodes of its machine compute, as a share of a node that is alone. Of others of both kinds
+    /// each counts by its share.
+    pub(crate) fn speed(&self, own: StepKind, others: &ByKind<u32>) -> f64 {
+        let count = others.reading + others.computing;
+        let place = (count as usize).min(self.slowdown.len());
+        let Some(slowdown) = place.checked_sub(1).map(|place| self.slowdown[place].of(own)) else {
+            return 1.0;
+        };
+        let of_kind = |times: f64, others: u32| times * f64::from(others);
+        let sum = of_kind(slowdown.reading, others.reading) + of_kind(slowdown.computing, others.computing);
+        f64::from(count) / sum
+    }
+}
+
+impl<T> ByKind<T> {
+    pub fn of_each(value: impl Fn(StepKind) -> T) -> Self {
+        Self {
+            reading: value(StepKind::Reading),
+            computing: value(StepKind::Computing),
+        }
+    }
+
+    pub fn of(&self, kind: StepKind) -> &T {
+        match kind {
+            StepKind::Reading => &self.reading,
+            StepKind::Computing => &self.computing,
+        }
+    }
+
+    pub fn of_mut(&mut self, kind: StepKind) -> &mut T {
+        match kind {
+            StepKind::Reading => &mut self.reading,
+            StepKind::Computing => &mut self.computing,
+        }
     }
 }
 
@@ -119,8 +159,6 @@ pub enum CostsError {
     Range { field: &'static str, value: f64 },
     #[error("`{field}` is {value}; it must be above 0")]
     NotPositive { field: &'static str, value: f64 },
-    #[error("`host.slowdown` has no entry; write [1.0] where nodes do not slow each other down")]
-    NoSlowdown,
 }
 
 impl Costs {
@@ -181,14 +219,20 @@ impl Costs {
             |(chunk, more): (u64, f64)| step.fixed_seconds + step.prefill_token_seconds * chunk as f64 + more;
         let of_chunks = CHUNKS.into_iter().zip(step.chunk_seconds).map(of_chunk);
         positive.extend(of_chunks.map(|seconds| ("the time of a step with `step.chunk_seconds`", seconds)));
-        positive.extend(self.host.slowdown.iter().map(|slowdown| ("host.slowdown", *slowdown)));
+        let of_kinds = |ByKind { reading, computing }: &ByKind<ByKind<f64>>| {
+            [
+                reading.reading,
+                reading.computing,
+                computing.reading,
+                computing.computing,
+            ]
+        };
+        let slowdown = self.host.slowdown.iter().flat_map(of_kinds);
+        positive.extend(slowdown.map(|times| ("host.slowdown", times)));
         let is_wrong = |value: f64| !value.is_finite() || value <= 0.0;
-        if let Some((field, value)) = positive.into_iter().find(|(_, value)| is_wrong(*value)) {
-            return Err(CostsError::NotPositive { field, value });
-        }
-        match self.host.slowdown.is_empty() {
-            true => Err(CostsError::NoSlowdown),
-            false => Ok(()),
+        match positive.into_iter().find(|(_, value)| is_wrong(*value)) {
+            Some((field, value)) => Err(CostsError::NotPositive { field, value }),
+            None => Ok(()),
         }
     }
 
@@ -273,9 +317,38 @@ pub(crate) mod tests {
         wrong.step.batch_seconds[4] = -0.02;
         assert!(matches!(wrong.check(), Err(CostsError::NotPositive { field, .. }) if field.contains("batch")));
         let mut wrong = costs();
-        wrong.host.slowdown.clear();
-        assert_eq!(wrong.check(), Err(CostsError::NoSlowdown));
+        wrong.host.slowdown = vec![ByKind::default()];
+        let error = CostsError::NotPositive {
+            field: "host.slowdown",
+            value: 0.0,
+        };
+        assert_eq!(wrong.check(), Err(error));
         assert!(matches!(Costs::from_json("{}"), Err(CostsError::Json(_))));
+    }
+
+    #[test]
+    fn others_of_both_kinds_slow_a_step_down_by_their_shares() {
+        let slows = |reading| ByKind {
+            reading: ByKind {
+                reading,
+                computing: 1.1,
+            },
+            computing: ByKind {
+                reading: 1.0,
+                computing: 1.0,
+            },
+        };
+        let host = HostCosts {
+            nodes_per_host: 4,
+            slowdown: vec![slows(1.25), slows(2.0)],
+        };
+        let of_both = f64::midpoint(2.0, 1.1);
+        for (reading, computing, expected) in [(0, 0, 1.0), (1, 0, 1.25), (0, 1, 1.1), (1, 1, of_both), (3, 0, 2.0)] {
+            let others = ByKind { reading, computing };
+            let found = 1.0 / host.speed(StepKind::Reading, &others);
+            assert!((found - expected).abs() < 1e-12, "{others:?}: {found}");
+            assert_eq!(host.speed(StepKind::Computing, &others), 1.0);
+        }
     }
 
     #[test]

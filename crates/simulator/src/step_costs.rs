@@ -86,7 +86,30 @@ pub struct StepShape {
     pub draws: u64,
 }
 
+/// What a step waits for most, as far as other nodes of its machine matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    /// Memory: one or two sequences decode, and the weights are read for them.
+    Reading,
+    /// The cores: prompts, and more sequences.
+    Computing,
+}
+
+impl StepKind {
+    pub const ALL: [Self; 2] = [Self::Reading, Self::Computing];
+    /// Sequences at most that take little of a core beside the reading of weights. With two a step is slowed down like with one, and
+    /// with four hardly (docs/measurements/simulator.md).
+    const READING_ROWS_MAX: u64 = 2;
+}
+
 impl StepShape {
+    pub(crate) fn kind(&self) -> StepKind {
+        match (self.prefill_tokens, self.decode_rows) {
+            (0, ..=StepKind::READING_ROWS_MAX) => StepKind::Reading,
+            _ => StepKind::Computing,
+        }
+    }
+
     /// A step in which so many sequences decode and nothing else happens, before the first position.
     pub(crate) fn of_batch(sequences: u64) -> Self {
         Self {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use scenarios::{Planned, scenario};
-use simulator::costs::CostsError;
+use simulator::costs::{ByKind, CostsError};
 use simulator::intervention::Intervention;
 use simulator::scenario::ScenarioError;
 use simulator::{Outcome, Scenario, simulate};
@@ -150,12 +150,26 @@ fn a_prompt_takes_longer_or_shorter_as_a_whole_however_many_chunks_it_has() {
     }
 }
 
+/// All steps beside all others.
+fn slowed_down(times: f64) -> ByKind<ByKind<f64>> {
+    let beside = ByKind {
+        reading: times,
+        computing: times,
+    };
+    ByKind {
+        reading: beside,
+        computing: beside,
+    }
+}
+
 #[test]
-fn nodes_of_one_machine_slow_each_other_down() {
-    let planned = [Planned::at(0).tokens(100, 1), Planned::at(0).tokens(100, 1)];
+fn nodes_of_one_machine_slow_each_other_down_by_what_they_do() {
+    let planned = [Planned::at(0).tokens(100, 4), Planned::at(0).tokens(100, 4)];
     let mut shared = scenario("2c", &planned);
     shared.costs.host.nodes_per_host = 2;
-    shared.costs.host.slowdown = vec![1.0, 1.5];
+    let mut slowdown = slowed_down(1.5);
+    slowdown.reading.reading = 1.2;
+    shared.costs.host.slowdown = vec![slowdown];
     let (apart, shared) = (run(&scenario("2c", &planned)), run(&shared));
     let loop_and_step = 113.5;
     for (apart, shared) in apart.run.records.iter().zip(&shared.run.records) {
@@ -164,6 +178,7 @@ fn nodes_of_one_machine_slow_each_other_down() {
             loop_and_step * 0.5,
             "half as long again",
         );
+        assert_close(gaps_ms(shared)[1], 15.5 * 1.2, "decoding beside decoding");
     }
 }
 
@@ -340,7 +355,7 @@ proptest! {
         with.costs.step.prompt_variation = 0.05;
         with.costs.link.is_streamed = is_streamed;
         with.costs.host.nodes_per_host = 2;
-        with.costs.host.slowdown = vec![1.0, 1.3];
+        with.costs.host.slowdown = vec![slowed_down(1.3)];
         with.nodes.limits.kv_blocks = kv_blocks;
         for (kind, node, at, lasts) in interventions {
             let node = ["prefill-0", "prefill-1", "decode-0", "decode-1"][node as usize];

@@ -1,14 +1,15 @@
-//! Nodes on one machine share it: how fast each computes depends on how many do.
+//! Nodes on one machine share it: how fast each computes depends on how many do, and on what.
 
 use std::ops::Range;
 
-use crate::costs::HostCosts;
+use crate::costs::{ByKind, HostCosts, StepKind};
 
 #[derive(Debug)]
 pub(super) struct Hosts {
     nodes_per_host: usize,
     nodes: usize,
-    computing: Vec<u32>,
+    /// Running steps of each machine.
+    running: Vec<ByKind<u32>>,
 }
 
 impl Hosts {
@@ -17,13 +18,13 @@ impl Hosts {
         Self {
             nodes_per_host,
             nodes,
-            computing: vec![0; nodes.div_ceil(nodes_per_host)],
+            running: vec![ByKind::default(); nodes.div_ceil(nodes_per_host)],
         }
     }
 
-    /// One node more, or one fewer, computes on this node's machine. True when that concerns others.
-    pub fn count(&mut self, node: usize, is_one_more: bool) -> bool {
-        let count = &mut self.computing[node / self.nodes_per_host];
+    /// One step of this kind more, or one fewer, runs on this node's machine. True when that concerns others.
+    pub fn count(&mut self, node: usize, kind: StepKind, is_one_more: bool) -> bool {
+        let count = self.running[node / self.nodes_per_host].of_mut(kind);
         *count = match is_one_more {
             true => *count + 1,
             false => count.saturating_sub(1),
@@ -31,8 +32,12 @@ impl Hosts {
         self.nodes_per_host > 1
     }
 
-    pub fn speed(&self, node: usize, costs: &HostCosts) -> f64 {
-        costs.speed(self.computing[node / self.nodes_per_host])
+    /// Speed of this node's step, which is counted.
+    pub fn speed(&self, node: usize, own: StepKind, costs: &HostCosts) -> f64 {
+        let mut others = self.running[node / self.nodes_per_host];
+        let of_own_kind = others.of_mut(own);
+        *of_own_kind = of_own_kind.saturating_sub(1);
+        costs.speed(own, &others)
     }
 
     /// The nodes of this node's machine.

@@ -64,7 +64,7 @@ impl World<'_> {
         if let Some(running) = own.running.take() {
             own.busy += now.since(running.began);
             if !is_paused {
-                self.computing_changed(node, false);
+                self.computing_changed(node, running.kind, false);
             }
         }
     }
@@ -103,19 +103,15 @@ impl World<'_> {
             return;
         }
         self.last_words(node);
-        let was_computing = self.nodes[node].running.is_some();
-        self.nodes[node].paused = Some(Vec::new());
-        if was_computing {
-            self.stand_still(node);
+        let own = &mut self.nodes[node];
+        own.paused = Some(Vec::new());
+        if let Some(kind) = own.running_kind() {
+            // Its own step is timed anew with the others of its machine: it has no speed now.
+            self.computing_changed(node, kind, false);
+            self.time_anew(node);
         }
         let place = self.place(node);
         self.agenda.after(lasts, Event::Resume(place));
-    }
-
-    fn stand_still(&mut self, node: usize) {
-        // Its own step is timed anew with the others of its machine: it has no speed now.
-        self.computing_changed(node, false);
-        self.time_anew(node);
     }
 
     pub(super) fn resume(&mut self, place: Place) {
@@ -123,9 +119,10 @@ impl World<'_> {
         if !self.nodes[node].is_at(place) {
             return;
         }
-        let waiting = self.nodes[node].paused.take();
-        if self.nodes[node].running.is_some() {
-            self.computing_changed(node, true);
+        let own = &mut self.nodes[node];
+        let waiting = own.paused.take();
+        if let Some(kind) = own.running_kind() {
+            self.computing_changed(node, kind, true);
         }
         for what in waiting.into_iter().flatten() {
             self.take(node, what);

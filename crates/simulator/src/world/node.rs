@@ -16,7 +16,7 @@ use serving_core::time::Time;
 
 use super::agenda::{Place, ToNode};
 use crate::arithmetic::keyed;
-use crate::costs::{ColdCosts, StepShape};
+use crate::costs::{ColdCosts, StepKind, StepShape};
 use crate::scenario::Scenario;
 
 /// The node's end of one leg.
@@ -39,6 +39,7 @@ pub(super) struct Stream {
 pub(super) struct Running {
     /// Of its end in the agenda: a step that is timed anew has another.
     pub serial: u64,
+    pub kind: StepKind,
     /// What is left of it, in seconds at full speed.
     pub left: f64,
     /// Share of the full speed; 0 while the process stands still.
@@ -172,6 +173,10 @@ impl Node {
             name: self.name.clone(),
             epoch: NodeEpoch(keyed(seed, named, u64::from(life))),
         }
+    }
+
+    pub fn running_kind(&self) -> Option<StepKind> {
+        self.running.as_ref().map(|running| running.kind)
     }
 
     /// Begins a step: what it takes more than one for which the weights are in the caches.

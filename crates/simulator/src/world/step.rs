@@ -8,7 +8,7 @@ use super::agenda::{Event, ToNode};
 use super::node::Running;
 use super::prompts::output_token;
 use crate::arithmetic::{factor, keyed, seconds};
-use crate::costs::StepShape;
+use crate::costs::{StepKind, StepShape};
 
 /// The stream of draws that each prompt has one of, whichever node computes it. Nodes have streams of their own, from 2 on.
 const OF_PROMPTS: u64 = u64::MAX;
@@ -77,20 +77,21 @@ impl World<'_> {
         own.steps += 1;
         own.running = Some(Running {
             serial: own.steps,
+            kind: shape.kind(),
             left: costs.overheads.loop_seconds + computing,
             speed: 0.0,
             since: now,
             began: now,
         });
-        self.computing_changed(node, true);
+        self.computing_changed(node, shape.kind(), true);
         for key in pushed {
             self.begin_handoff(node, key);
         }
     }
 
     /// One node more or fewer computes: whoever shares its machine is timed anew.
-    pub(super) fn computing_changed(&mut self, node: usize, is_one_more: bool) {
-        if self.hosts.count(node, is_one_more) {
+    pub(super) fn computing_changed(&mut self, node: usize, kind: StepKind, is_one_more: bool) {
+        if self.hosts.count(node, kind, is_one_more) {
             for neighbour in self.hosts.neighbours(node) {
                 self.time_anew(neighbour);
             }
@@ -101,12 +102,12 @@ impl World<'_> {
 
     pub(super) fn time_anew(&mut self, node: usize) {
         let now = self.now();
-        let speed = self.hosts.speed(node, &self.scenario.costs.host);
         let own = &mut self.nodes[node];
         let is_paused = own.paused.is_some();
         let Some(running) = &mut own.running else {
             return;
         };
+        let speed = self.hosts.speed(node, running.kind, &self.scenario.costs.host);
         running.left -= now.since(running.since).as_secs_f64() * running.speed;
         running.since = now;
         running.speed = if is_paused { 0.0 } else { speed };
@@ -133,7 +134,7 @@ impl World<'_> {
         let used = own.scheduler.pool().counts();
         let used = used.active + used.reserved + used.in_transfer + used.quarantined;
         own.kv_blocks_used_max = own.kv_blocks_used_max.max(used);
-        self.computing_changed(node, false);
+        self.computing_changed(node, running.kind, false);
         self.deliver(node);
         self.turn_soon(node);
     }

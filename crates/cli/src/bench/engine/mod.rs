@@ -51,7 +51,7 @@ pub struct EngineArgs {
     /// Cores that the engine may use, the first --threads of them; neighbours get the next ones. Default: all.
     #[arg(long, value_delimiter = ',', value_name = "CORE,..")]
     cores: Vec<u32>,
-    /// Also measure how much slower steps are while so many other nodes of this machine compute.
+    /// Also measure how much slower steps are while so many other nodes of this machine compute. Each holds the weights once more.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=7))]
     neighbours: u32,
     /// Memory for KV blocks. Batches that do not fit are left out.
@@ -128,13 +128,12 @@ pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
         sweep.repeats()
     );
     let samples = sweep.measure(&mut rig)?;
-    let slowdown = neighbour::slowdown(&mut rig, (&opening, &args.cores), args.neighbours)?;
+    let slowdown = neighbour::slowdown(&opening)?;
     let measured = samples.medians();
     let (mut step, fit) = simulator::fit::fit(&measured).context("the steps cannot be described")?;
     step.variation = samples.variation();
     // Of prompts it is not measured. `benchmarks/simulator/serving` fits it; until then it is at most this.
     step.prompt_variation = step.variation;
-    let nodes_per_host = u32::try_from(slowdown.len()).unwrap_or(1);
     let costs = Costs {
         name: format!("{model_name}, {} threads, {}", args.threads, report::machine()),
         origin: origin(args),
@@ -142,7 +141,7 @@ pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
         overheads,
         link,
         host: HostCosts {
-            nodes_per_host,
+            nodes_per_host: args.neighbours + 1,
             slowdown,
         },
         kv_bytes_per_token: rig.kv_bytes_per_token(),
@@ -189,7 +188,7 @@ fn pin(cores: &[u32], number: u32, threads: u32) -> anyhow::Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot use the cores {:?}", own.collect::<Vec<_>>()))
 }
 
-/// What opens one engine after the other, with the weights packed once.
+/// What opens one engine after the other. Those of one opening share the packed weights.
 #[derive(Debug)]
 struct Opening<'a> {
     args: &'a EngineArgs,
@@ -204,6 +203,15 @@ impl<'a> Opening<'a> {
             kept: KeptWeights::default(),
             args,
         })
+    }
+
+    /// For an engine with weights of its own, as each process has them.
+    fn with_own_weights(&self) -> Self {
+        Self {
+            args: self.args,
+            path: self.path.clone(),
+            kept: KeptWeights::default(),
+        }
     }
 
     fn open(&self) -> anyhow::Result<(Rig, String)> {

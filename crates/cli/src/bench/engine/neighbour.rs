@@ -1,100 +1,169 @@
 //! How much slower an engine is beside others of the same machine: they share memory, caches and heat.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use anyhow::Context;
+use simulator::costs::{ByKind, StepKind};
 
 use super::rig::Rig;
 use super::sweep::median;
 use super::{Opening, pin};
 
-/// Rounds of each measurement.
-const ROUNDS: usize = 7;
+/// How often all engines are opened anew. Where the weights lie in memory decides how well they get on in a cache: one opening showed
+/// 1.04 and the next one 1.24 (docs/measurements/simulator.md).
+const OPENINGS: usize = 8;
+/// Pairs of a stretch alone and a stretch beside others, for each kind of own and of other steps. The speed of a shared machine
+/// changes within seconds, so a stretch takes a part of one.
+const PAIRS: usize = 3;
+/// Prompt tokens of a computing step.
 const CHUNK: u32 = 256;
-const BATCH: u32 = 4;
+/// Of a sequence that decodes. The first steps after a prompt are left out: their weights are not in the caches yet.
+const READING_PROMPT: u32 = 16;
+const READING_STEPS: u32 = 64;
+const COLD_STEPS: usize = 16;
 
-/// How many times as long a step takes while 1, 2... nodes of the machine compute: [1, ...].
-pub(super) fn slowdown(
-    rig: &mut Rig,
-    (opening, cores): (&Opening<'_>, &[u32]),
-    neighbours: u32,
-) -> anyhow::Result<Vec<f64>> {
-    let mut slowdown = vec![1.0];
-    if neighbours == 0 {
-        return Ok(slowdown);
+type Slowdown = ByKind<ByKind<f64>>;
+
+/// How many times as long steps take while 1, 2... other nodes of the machine compute: the mean of some openings.
+pub(super) fn slowdown(opening: &Opening<'_>) -> anyhow::Result<Vec<Slowdown>> {
+    if opening.args.neighbours == 0 {
+        return Ok(Vec::new());
     }
-    let alone = typical(rig)?;
-    for count in 1..=neighbours {
-        let beside = beside(count, (opening, cores), || typical(rig))?;
-        let ratios = beside.iter().zip(&alone).map(|(beside, alone)| beside / alone);
+    let found = (0..OPENINGS)
+        .map(|_| of_one_opening(opening))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let mean = |others: usize, own, kind| {
+        let times = found.iter().map(|opening| opening[others].of(own).of(kind));
         // More neighbours never help; a figure below 1 is noise.
-        slowdown.push(median(ratios.collect()).max(1.0));
-    }
-    Ok(slowdown)
+        (times.sum::<f64>() / OPENINGS as f64).max(1.0)
+    };
+    let of_count = |others| ByKind::of_each(|own| ByKind::of_each(|kind| mean(others, own, kind)));
+    Ok((0..opening.args.neighbours as usize).map(of_count).collect())
 }
 
-/// Medians of a chunk's and of a batch's steps.
-fn typical(rig: &mut Rig) -> anyhow::Result<[f64; 2]> {
-    let (mut chunks, mut batches) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        round(rig, &mut |is_chunk, seconds| match is_chunk {
-            true => chunks.push(seconds),
-            false => batches.push(seconds),
-        })?;
-    }
-    Ok([median(chunks), median(batches)])
-}
-
-/// Prompts, then steps of decoding: what nodes do.
-fn round(rig: &mut Rig, tell: &mut dyn FnMut(bool, f64)) -> anyhow::Result<()> {
-    let mut load = rig.load(CHUNK);
-    for _ in 0..BATCH {
-        load.add(CHUNK, 8)?;
-    }
-    while let Some(timed) = load.step()? {
-        match (timed.shape.prefill_tokens, timed.shape.decode_rows) {
-            (0, rows) if rows == u64::from(BATCH) => tell(false, timed.seconds),
-            (tokens, 0) if tokens == u64::from(CHUNK) => tell(true, timed.seconds),
-            _ => {}
+fn of_one_opening(opening: &Opening<'_>) -> anyhow::Result<Vec<Slowdown>> {
+    let (mut rig, _) = opening.with_own_weights().open()?;
+    let is_wanted = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut neighbours = Vec::new();
+        let mut threads = Vec::new();
+        for number in 1..=opening.args.neighbours {
+            // Rendezvous: each side waits for the other.
+            let (ask, asked) = sync_channel(0);
+            let (tell, told) = sync_channel(0);
+            let is_wanted = &is_wanted;
+            threads.push(scope.spawn(move || serve(number, opening, is_wanted, (&asked, &tell))));
+            neighbours.push(Neighbour { ask, told });
         }
+        let measured = (1..=neighbours.len())
+            .map(|count| beside(&mut rig, &neighbours[..count], &is_wanted))
+            .collect();
+        is_wanted.store(false, Ordering::Relaxed);
+        // Without anybody who asks they end. The error of one that failed says more than that it was lost.
+        drop(neighbours);
+        for thread in threads {
+            thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a neighbour's thread has panicked"))??;
+        }
+        measured
+    })
+}
+
+/// Another engine, on a thread and cores of its own.
+struct Neighbour {
+    /// The kind of steps that it runs from now on, for as long as any is wanted.
+    ask: SyncSender<StepKind>,
+    /// Once when it runs such steps, and once when it has stopped.
+    told: Receiver<()>,
+}
+
+fn serve(
+    number: u32,
+    opening: &Opening<'_>,
+    is_wanted: &AtomicBool,
+    (asked, tell): (&Receiver<StepKind>, &SyncSender<()>),
+) -> anyhow::Result<()> {
+    pin(&opening.args.cores, number, opening.args.threads)?;
+    // Nodes hold the weights each for itself, so that they share no cache.
+    let (mut rig, _) = opening.with_own_weights().open()?;
+    while let Ok(kind) = asked.recv() {
+        let mut has_told = false;
+        while is_wanted.load(Ordering::Relaxed) {
+            stretch(&mut rig, kind, &mut |_| {
+                if !std::mem::replace(&mut has_told, true) {
+                    // A lost receiver: the measurement is over, and nothing is wanted soon.
+                    let _ = tell.send(());
+                }
+                is_wanted.load(Ordering::Relaxed)
+            })?;
+        }
+        let _ = tell.send(());
     }
     Ok(())
 }
 
-/// Runs `measure` while so many other engines compute without a pause.
-fn beside<T>(
-    count: u32,
-    (opening, cores): (&Opening<'_>, &[u32]),
-    measure: impl FnOnce() -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let is_over = AtomicBool::new(false);
-    let (ready, all_ready) = std::sync::mpsc::sync_channel(count as usize);
-    std::thread::scope(|scope| {
-        let neighbours: Vec<_> = (1..=count)
-            .map(|number| {
-                let (ready, is_over) = (ready.clone(), &is_over);
-                scope.spawn(move || -> anyhow::Result<()> {
-                    pin(cores, number, opening.args.threads)?;
-                    let (mut rig, _) = opening.open()?;
-                    round(&mut rig, &mut |_, _| ())?;
-                    let _ = ready.send(());
-                    // Else a neighbour that fails would be waited for as long as this one computes.
-                    drop(ready);
-                    while !is_over.load(Ordering::Relaxed) {
-                        round(&mut rig, &mut |_, _| ())?;
-                    }
-                    Ok(())
-                })
-            })
-            .collect();
-        drop(ready);
-        // A neighbour that failed sends nothing, and its error is told below.
-        let are_ready = (0..count).all(|_| all_ready.recv().is_ok());
-        let measured = are_ready.then(measure);
-        is_over.store(true, Ordering::Relaxed);
-        for neighbour in neighbours {
-            neighbour
-                .join()
-                .map_err(|_| anyhow::anyhow!("a neighbour's thread has panicked"))??;
+fn beside(rig: &mut Rig, others: &[Neighbour], is_wanted: &AtomicBool) -> anyhow::Result<Slowdown> {
+    let mut slowdown = Slowdown::default();
+    for own in StepKind::ALL {
+        for kind in StepKind::ALL {
+            let mut ratios = Vec::with_capacity(PAIRS);
+            for _ in 0..PAIRS {
+                let alone = typical(rig, own)?;
+                is_wanted.store(true, Ordering::Relaxed);
+                for other in others {
+                    other.ask.send(kind).context("a neighbour was lost")?;
+                }
+                wait_for(others)?;
+                let beside = typical(rig, own)?;
+                is_wanted.store(false, Ordering::Relaxed);
+                wait_for(others)?;
+                ratios.push(beside / alone);
+            }
+            *slowdown.of_mut(own).of_mut(kind) = median(ratios);
         }
-        measured.ok_or_else(|| anyhow::anyhow!("a neighbour did not start"))?
-    })
+    }
+    Ok(slowdown)
+}
+
+fn wait_for(others: &[Neighbour]) -> anyhow::Result<()> {
+    for other in others {
+        other.told.recv().context("a neighbour was lost")?;
+    }
+    Ok(())
+}
+
+/// The median of a stretch of such steps.
+fn typical(rig: &mut Rig, kind: StepKind) -> anyhow::Result<f64> {
+    let mut found = Vec::new();
+    stretch(rig, kind, &mut |seconds| {
+        found.push(seconds);
+        true
+    })?;
+    Ok(median(found))
+}
+
+/// Some steps of one kind, until `tell` returns false. It is told the seconds of each.
+fn stretch(rig: &mut Rig, kind: StepKind, tell: &mut dyn FnMut(f64) -> bool) -> anyhow::Result<()> {
+    let mut load = rig.load(CHUNK);
+    match kind {
+        StepKind::Computing => load.add(CHUNK, 1)?,
+        StepKind::Reading => load.add(READING_PROMPT, READING_STEPS)?,
+    }
+    let mut reading_steps = 0;
+    while let Some(timed) = load.step()? {
+        let is_of_kind = match kind {
+            StepKind::Computing => timed.shape.prefill_tokens > 0,
+            StepKind::Reading if timed.shape.decode_rows > 0 => {
+                reading_steps += 1;
+                reading_steps > COLD_STEPS
+            }
+            StepKind::Reading => false,
+        };
+        if is_of_kind && !tell(timed.seconds) {
+            break;
+        }
+    }
+    Ok(())
 }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
-use simulator::costs::{BATCHES, CHUNKS, Costs, FitPoint, FitReport, LinkCosts, StepShape};
+use simulator::costs::{BATCHES, ByKind, CHUNKS, Costs, FitPoint, FitReport, LinkCosts, StepShape};
 
 use crate::bench::load::environment::cpu_model;
 use crate::observe::table::Table;
@@ -130,14 +130,13 @@ pub(super) fn print(costs: &Costs, json: Option<&str>) -> anyhow::Result<()> {
         "steps vary by {:.1} % (coefficient of variation)",
         step.variation * 100.0
     )?;
-    if let [_, beside @ ..] = costs.host.slowdown.as_slice()
-        && !beside.is_empty()
-    {
-        let times: Vec<String> = beside.iter().map(|times| format!("{times:.2}")).collect();
+    for (others, slowdown) in (1..).zip(&costs.host.slowdown) {
+        let ByKind { reading, computing } = slowdown;
         writeln!(
             out,
-            "beside 1, 2... computing neighbours a step takes {} times as long",
-            times.join(", ")
+            "beside {others} other nodes that decode one sequence, and that compute prompts: decoding one or two sequences takes {:.2} and {:.2} \
+             times as long, other steps {:.2} and {:.2} times",
+            reading.reading, reading.computing, computing.reading, computing.computing
         )?;
     }
     if let Some(fit) = &costs.fit {
