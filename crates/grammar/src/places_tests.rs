@@ -207,6 +207,28 @@ fn a_token_that_is_asked_for_alone_is_allowed_when_the_mask_has_it() {
     }
 }
 
+/// As in files of Gemma whose converter took `<end_of_turn>` for a word.
+#[test]
+fn an_end_token_that_is_called_a_word_is_drawn_only_where_the_output_may_end() {
+    fn with_end_as_word(token: TokenId) -> Option<(&'static [u8], bool)> {
+        match token {
+            END => Some((b"<end>", false)),
+            other => bytes(other),
+        }
+    }
+    let grammars = Grammars::new(|| Vocabulary::new(SIZE, &[END], with_end_as_word));
+    let text = follows(OutputGrammar::Regex("[a-z<>]+!".into()));
+    let grammar = text.grammar.as_ref().expect("one");
+    grammars.compile(grammar).expect("it compiles");
+    let mut places = Places::new(Arc::new(grammars), SIZE, 4);
+    let inside = places.allowed(sequence(1), &text, &tokens("a"));
+    let inside = set(inside.expect("it is followed"));
+    assert!(inside.contains('<') && !inside.contains('E'), "{inside}");
+    assert_eq!(places.allows(sequence(1), &text, (&tokens("a"), END)), Some(false));
+    let at_end = places.allowed(sequence(1), &text, &tokens("a!"));
+    assert_eq!(set(at_end.expect("it is followed")), "E");
+}
+
 #[test]
 fn more_sequences_than_places_cost_time_only() {
     let word = follows(OutputGrammar::Regex("[a-c]{3}".into()));

@@ -8,8 +8,8 @@ use serving_core::ids::TokenId;
 
 use crate::GrammarError;
 
-/// The bytes of every token. Control tokens are no text: a grammar takes the end tokens where it may end, and others only where
-/// rules name them.
+/// The bytes of every token. Control tokens and end tokens are no text: a grammar takes the end tokens where it may end, and others
+/// only where rules name them.
 #[derive(Clone)]
 pub struct Vocabulary {
     pub(crate) tokens: TokEnv,
@@ -37,9 +37,11 @@ impl Vocabulary {
         let Some(first_end) = end_tokens.first() else {
             return Err(GrammarError::NoVocabulary("it has no end token".to_owned()));
         };
+        // Some model files call an end token a word. It ends the output all the same, so it must not stand inside a text.
+        let is_text = |id, is_control: bool| !is_control && !end_tokens.contains(&TokenId(id));
         let word = |id| match bytes(TokenId(id)) {
-            Some((bytes, false)) => bytes.to_vec(),
-            Some((name, true)) => [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat(),
+            Some((bytes, is_control)) if is_text(id, is_control) => bytes.to_vec(),
+            Some((name, _)) => [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat(),
             None => Vec::new(),
         };
         let words: Vec<Vec<u8>> = (0..size).map(word).collect();
