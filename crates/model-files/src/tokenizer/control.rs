@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Bound;
 
 use aho_corasick::AhoCorasick;
 
@@ -13,8 +14,8 @@ use super::{TokenKind, TokenTable};
 pub(super) struct ControlTexts {
     finder: Option<AhoCorasick>,
     tokens: Vec<(Box<str>, TokenKind)>,
-    /// What control tokens begin with. A text that ends so could become one with the text behind it.
-    beginnings: BTreeSet<Box<str>>,
+    /// The texts of control tokens alone.
+    control: BTreeSet<Box<str>>,
     /// Bytes of the longest of them.
     longest: usize,
 }
@@ -35,14 +36,20 @@ impl ControlTexts {
             ),
         };
         let control = tokens.iter().filter(|(_, kind)| *kind != TokenKind::UserDefined);
-        let beginnings = control.flat_map(|(text, _)| text.char_indices().skip(1).map(|(end, _)| text[..end].into()));
-        let beginnings: BTreeSet<Box<str>> = beginnings.collect();
+        let control: BTreeSet<Box<str>> = control.map(|(text, _)| text.clone()).collect();
         Ok(Self {
             finder,
-            longest: beginnings.iter().map(|text| text.len()).max().unwrap_or(0),
-            beginnings,
+            longest: control.iter().map(|text| text.len()).max().unwrap_or(0),
+            control,
             tokens,
         })
+    }
+
+    /// Whether a control token begins with the text and is longer. A text that ends so could become one with the text behind it.
+    fn is_beginning(&self, text: &str) -> bool {
+        // All that begin with it follow it in order, without another between them.
+        let mut following = self.control.range::<str, _>((Bound::Excluded(text), Bound::Unbounded));
+        following.next().is_some_and(|token| token.starts_with(text))
     }
 
     /// Texts of the tokens that users added.
@@ -64,7 +71,7 @@ impl ControlTexts {
             .collect();
         let from = text.len().saturating_sub(self.longest);
         let mut ends = (from..text.len()).filter_map(|start| text.get(start..));
-        if ends.any(|end| self.beginnings.contains(end)) {
+        if ends.any(|end| self.is_beginning(end)) {
             places.insert(text.len());
         }
         if places.is_empty() {
@@ -130,6 +137,28 @@ mod tests {
             kinds: vec![TokenKind::UserDefined],
         });
         assert_eq!(spaces.expect("is built").hide("a\n\nb", '~', &|_| true), None);
+    }
+
+    #[test]
+    fn the_end_of_a_text_is_compared_with_the_beginnings_of_all_control_tokens() {
+        // In order: one token is the beginning of another, and a third stands between them and what comes next.
+        let control = control(&["<|", "<|end|>", "<|end|>x", "<|f", "é|é"].map(|text| (text, TokenKind::Control)));
+        for beginning in ["<", "<|", "<|e", "<|end|", "<|end|>", "é", "é|"] {
+            assert!(control.is_beginning(beginning), "{beginning}");
+        }
+        for other in ["<|end|>x", "<|end|>xy", "<|f", "<|g", "|", "e", "é|é", "ê"] {
+            assert!(!control.is_beginning(other), "{other}");
+        }
+    }
+
+    /// A copy of each of its beginnings would take 8 GiB.
+    #[test]
+    fn a_long_control_token_is_kept_once() {
+        let long = "<".repeat(1 << 17);
+        let control = control(&[(long.as_str(), TokenKind::Control)]);
+        let kept: usize = control.control.iter().map(|text| text.len()).sum();
+        assert_eq!((kept, control.longest), (long.len(), long.len()));
+        assert_eq!(control.hide("a <", '~', &|_| true).as_deref(), Some("a <~"));
     }
 
     #[test]
