@@ -230,6 +230,24 @@ fn an_end_token_that_is_called_a_word_is_drawn_only_where_the_output_may_end() {
 }
 
 #[test]
+fn a_vocabulary_may_have_tokens_that_are_too_long_for_the_parser() {
+    static LETTERS: [u8; 5_000] = [b'a'; 5_000];
+    for (length, expected) in [(1_024, "aL"), (1_025, "a"), (5_000, "a")] {
+        let with_long = move |token: TokenId| match token {
+            LONG => Some((&LETTERS[..length], false)),
+            other => bytes(other),
+        };
+        let grammars = Grammars::new(move || Vocabulary::new(SIZE, &[END], with_long));
+        let text = follows(OutputGrammar::Regex("a+".into()));
+        let grammar = text.grammar.as_ref().expect("one");
+        grammars.compile(grammar).expect("it compiles");
+        let mut places = Places::new(Arc::new(grammars), SIZE, 1);
+        let allowed = places.allowed(sequence(1), &text, &[]);
+        assert_eq!(set(allowed.expect("it is followed")), expected, "{length}");
+    }
+}
+
+#[test]
 fn more_sequences_than_places_cost_time_only() {
     let word = follows(OutputGrammar::Regex("[a-c]{3}".into()));
     let mut places = places_for(&word);

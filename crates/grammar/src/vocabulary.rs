@@ -8,6 +8,9 @@ use serving_core::ids::TokenId;
 
 use crate::GrammarError;
 
+/// Bytes of the longest token that the parser's tree of all tokens holds. It panics at a longer one.
+const WORD_BYTES_MAX: usize = 1_024;
+
 /// The bytes of every token. Control tokens and end tokens are no text: a grammar takes the end tokens where it may end, and others
 /// only where rules name them.
 #[derive(Clone)]
@@ -44,7 +47,9 @@ impl Vocabulary {
             Some((name, _)) => [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat(),
             None => Vec::new(),
         };
-        let words: Vec<Vec<u8>> = (0..size).map(word).collect();
+        // A token without bytes stands in no text, so one that is too long is not drawn under a grammar.
+        let fitting = |word: Vec<u8>| if word.len() <= WORD_BYTES_MAX { word } else { Vec::new() };
+        let words: Vec<Vec<u8>> = (0..size).map(word).map(fitting).collect();
         let tree = TokTrie::from(&TokRxInfo::new(size, first_end.0), &words);
         let ends: Vec<u32> = end_tokens.iter().map(|token| token.0).collect();
         Ok(Self {
