@@ -8,6 +8,7 @@ mod encoder;
 mod error;
 mod export;
 mod families;
+mod finder;
 mod folder;
 mod gguf;
 mod incremental;

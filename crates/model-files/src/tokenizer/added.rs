@@ -6,6 +6,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use serving_core::ids::TokenId;
 
 use super::error::TokenizerError;
+use super::finder::finder;
 
 /// One token, and what it does to the text around it (the fields of `added_tokens` in a tokenizer.json).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,11 +57,8 @@ impl AddedTokens {
         let finder = if tokens.is_empty() {
             None
         } else {
-            let built = AhoCorasick::builder()
-                .match_kind(MatchKind::LeftmostLongest)
-                .build(tokens.iter().map(|token| token.text.as_bytes()))
-                .map_err(|cause| TokenizerError::Build { cause: cause.into() })?;
-            Some(built)
+            let texts = tokens.iter().map(|token| token.text.as_str());
+            Some(finder(texts, MatchKind::LeftmostLongest)?)
         };
         Ok(AddedTokens { finder, tokens })
     }

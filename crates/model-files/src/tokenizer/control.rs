@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Bound;
 
-use aho_corasick::AhoCorasick;
+use aho_corasick::{AhoCorasick, MatchKind};
 
 use super::error::TokenizerError;
+use super::finder::finder;
 use super::{TokenKind, TokenTable};
 
 /// The texts of all tokens that may control a model: control tokens, and those of users, which some families have as the marks of
@@ -30,10 +31,7 @@ impl ControlTexts {
         let tokens: Vec<(Box<str>, TokenKind)> = found.map(|(text, kind)| (text.into(), kind)).collect();
         let finder = match tokens.is_empty() {
             true => None,
-            false => Some(
-                AhoCorasick::new(tokens.iter().map(|(text, _)| text.as_bytes()))
-                    .map_err(|cause| TokenizerError::Build { cause: cause.into() })?,
-            ),
+            false => Some(finder(tokens.iter().map(|(text, _)| &**text), MatchKind::Standard)?),
         };
         let control = tokens.iter().filter(|(_, kind)| *kind != TokenKind::UserDefined);
         let control: BTreeSet<Box<str>> = control.map(|(text, _)| text.clone()).collect();
