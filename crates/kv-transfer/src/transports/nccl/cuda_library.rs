@@ -112,17 +112,16 @@ impl Rank for CudaRank {
         Ok(false)
     }
 
-    fn abort(self: Box<Self>) {
-        // The stream and the event are dropped afterwards: nothing of the communicator is on them any more.
+    fn abort(self: Box<Self>) -> Result<(), LibraryError> {
+        // The stream and the event are dropped afterwards: after a good abort nothing of the communicator is on them any more.
         let Self {
             communicator,
             stream,
             done,
             ..
         } = *self;
-        if let Err(error) = communicator.abort() {
-            tracing::error!(%error, "a communicator was not aborted");
-        }
+        let aborted = communicator.abort();
         drop((stream, done));
+        Ok(aborted?)
     }
 }

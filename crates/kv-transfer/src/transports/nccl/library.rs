@@ -84,7 +84,10 @@ pub(super) trait Rank: Send {
     fn has_run(&mut self) -> Result<bool, LibraryError>;
 
     /// Ends everything, whatever runs. It may take for ever.
-    fn abort(self: Box<Self>);
+    ///
+    /// # Errors
+    /// The library could not end it: its exchange may go on, so nobody else may use its memory.
+    fn abort(self: Box<Self>) -> Result<(), LibraryError>;
 }
 
 #[cfg(test)]

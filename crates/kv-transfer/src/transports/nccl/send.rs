@@ -233,7 +233,7 @@ impl Sending {
             library: self.facts.library.clone(),
             id,
             rank: RankOf::Prefill,
-            _held: ring.clone(),
+            held: ring.clone(),
             limits: kv.limits(),
             keep: Arc::new(move |what| kv.keep(what)),
         })?;

@@ -364,7 +364,7 @@ impl Receiving {
             library: self.end.library.clone(),
             id,
             rank: RankOf::Decode,
-            _held: ring.clone(),
+            held: ring.clone(),
             limits,
             keep: Arc::new(move |what| kv.keep(what)),
         })?;

@@ -2,7 +2,7 @@
 //! then hold up this thread alone. The pair sees a state and has deadlines.
 //!
 //! What the communicator reads and writes is held until its abort has returned. When the abort does not return, the thread, the
-//! memory and the communicator are kept for the rest of the process, and counted.
+//! memory and the communicator are kept for the rest of the process, and counted. So is the memory when the abort fails.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -55,10 +55,10 @@ pub(super) struct Plan {
     pub library: Arc<dyn Library>,
     pub id: CommunicatorId,
     pub rank: RankOf,
-    /// The memory that exchanges name. It is dropped after the abort.
-    pub _held: Arc<dyn Any + Send + Sync>,
+    /// The memory that exchanges name. It is dropped after the abort, and never if the abort fails.
+    pub held: Arc<dyn Any + Send + Sync>,
     pub limits: DeviceLimits,
-    /// Counts what an abort that does not return leaves behind.
+    /// Counts what an abort leaves behind that fails or does not return.
     pub keep: Arc<dyn Fn(&'static str) + Send + Sync>,
 }
 
@@ -198,9 +198,15 @@ impl Thread {
         let why = ending.to_string();
         self.tell(ending);
         let begun = Instant::now();
-        rank.abort();
-        MAY_RUN.fetch_sub(1, Ordering::SeqCst);
+        let aborted = rank.abort();
         let abort_ms = begun.elapsed().as_millis();
+        if let Err(error) = aborted {
+            // Its kernel may run on and write. So it stays among those that may run, and nobody gets its memory.
+            tracing::error!(why, %error, abort_ms, "a communicator has ended, and its abort has failed");
+            std::mem::forget(self.plan.held);
+            return (self.plan.keep)("a communicator whose abort has failed, and its memory");
+        }
+        MAY_RUN.fetch_sub(1, Ordering::SeqCst);
         match is_wanted_end {
             true => tracing::debug!(abort_ms, "a communicator is closed"),
             false => tracing::warn!(why, abort_ms, "a communicator has ended"),

@@ -15,6 +15,7 @@ struct Play {
     never_runs: bool,
     fails_when_posted: bool,
     abort_hangs: bool,
+    abort_fails: bool,
 }
 
 /// Both ends of the double: what was called, and what is played.
@@ -57,11 +58,15 @@ impl Rank for Of {
     fn has_run(&mut self) -> Result<bool, LibraryError> {
         Ok(!self.0.play.never_runs && !self.0.play.fails_when_posted)
     }
-    fn abort(self: Box<Self>) {
+    fn abort(self: Box<Self>) -> Result<(), LibraryError> {
         while self.0.play.abort_hangs && !self.0.let_go.load(Ordering::SeqCst) {
             std::thread::park_timeout(Duration::from_millis(1));
         }
         self.0.aborts.fetch_add(1, Ordering::SeqCst);
+        match self.0.play.abort_fails {
+            true => Err("unhandled system error".into()),
+            false => Ok(()),
+        }
     }
 }
 
@@ -91,7 +96,7 @@ fn started(play: Play) -> Played {
         library: Arc::new(Of(double.clone())),
         id: CommunicatorId([0; 128]),
         rank: RankOf::Prefill,
-        _held: held,
+        held,
         limits: LIMITS,
         keep: Arc::new(move |_| _ = counted.fetch_add(1, Ordering::SeqCst)),
     };
@@ -208,6 +213,28 @@ async fn an_abort_that_hangs_keeps_the_memory_and_the_next_communicator_works() 
     within("it runs", next.worker.exchange(Direction::Send, run()).over()).await;
     hung.double.let_go.store(true, Ordering::SeqCst);
     eventually("its memory is free", || hung.memory.strong_count() == 0).await;
+}
+
+#[tokio::test]
+async fn an_abort_that_fails_keeps_the_memory() {
+    let mut failed = started(Play {
+        never_runs: true,
+        abort_fails: true,
+        ..Play::default()
+    });
+    failed.ready().await;
+    let _running = failed.worker.exchange(Direction::Receive, run());
+    failed.ended().await;
+    eventually("it is counted", || failed.kept.load(Ordering::SeqCst) == 1).await;
+    assert_eq!(failed.double.aborts.load(Ordering::SeqCst), 1);
+    assert_eq!(
+        failed.memory.strong_count(),
+        1,
+        "an exchange that goes on may write into it"
+    );
+    assert!(may_run(), "memory of the device must not be freed now");
+    // The double has no kernel that goes on, so other tests of this process may free theirs.
+    MAY_RUN.fetch_sub(1, Ordering::SeqCst);
 }
 
 #[tokio::test]
