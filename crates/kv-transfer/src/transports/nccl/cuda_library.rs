@@ -11,6 +11,10 @@ use crate::device::{DeviceKv, Event, Stream, pointer};
 
 /// Ranks of a communicator: a pair's two nodes.
 const RANKS: u32 = 2;
+/// Thread blocks of a GPU that move the bytes of one communicator. They wait there for those of the peer, and so NCCL warns of
+/// communicators that are used at the same time and do not fit the GPU together: two nodes may then wait for each other (NCCL
+/// user guide, "Using multiple NCCL communicators concurrently"). By its own choice NCCL may take 32 between GPUs of one machine.
+pub(super) const THREAD_BLOCKS_MAX: u32 = 4;
 
 /// Takes the library that was found when the engine looked for it.
 ///
@@ -44,7 +48,7 @@ impl Library for Loaded {
             id: UniqueId(id.0),
             rank: rank.number(),
             ranks: RANKS,
-            ctas_max: None,
+            ctas_max: Some(THREAD_BLOCKS_MAX),
         };
         Ok(Box::new(CudaRank {
             communicator: self.nccl.begin(self.kv.device(), &membership)?,

@@ -42,7 +42,8 @@ pub(super) struct NcclConfig {
     /// The ring of each sender's communicator.
     pub ring: RingShape,
     pub has_checksums: bool,
-    /// Communicators at the same time. A sender that comes then uses another transport.
+    /// Communicators at the same time. A sender that comes then uses another transport. Their thread blocks fit a GPU together
+    /// (`cuda_library.rs`).
     pub communicators_max: usize,
 }
 

@@ -22,6 +22,14 @@ fn open(frames: Vec<KvFrame>) -> Streaming<ToDecodeWire> {
     Streaming::new_request(codec.decoder(), body, None, Some(MESSAGE_BYTES_MAX))
 }
 
+#[test]
+fn the_thread_blocks_of_all_communicators_fit_a_gpu_together() {
+    // Multiprocessors of an A100 (NVIDIA A100 data sheet). Each has room for one thread block of NCCL at least.
+    const MULTIPROCESSORS: usize = 108;
+    let config = NcclConfig::new(LAYER_BYTES, true);
+    assert!(config.communicators_max * cuda_library::THREAD_BLOCKS_MAX as usize <= MULTIPROCESSORS);
+}
+
 #[tokio::test]
 async fn a_sender_that_reads_no_replies_is_given_up() {
     let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
