@@ -16,6 +16,10 @@ use crate::wait::Patience;
 
 /// Of a copy by way of the host. A block of an 8B model has 2 MiB.
 const STAGE_BYTES: usize = 4 << 20;
+/// The driver lends memory to another process in whole pieces of this size, with whatever else is in them. So a pool that others
+/// open has whole pieces of its own (CUDA programming guide, interprocess communication: "only share allocations with a 2MiB
+/// aligned size").
+const LENT_BYTES: usize = 2 << 20;
 
 /// The event of the last step that has completed, `None` before the first. It is put here before `complete` returns, and recorded
 /// again only after another event is in its place.
@@ -48,20 +52,20 @@ impl fmt::Debug for KvPool {
 }
 
 impl KvPool {
-    /// Zeroed memory: what other processes had there is nobody's business, and a block is sent whole.
+    /// Zeroed memory of at least so many bytes: what other processes had there is nobody's business, and a block is sent whole.
     pub(crate) fn new(
         (libraries, device): (&Arc<Libraries>, &Device),
         patience: Patience,
         bytes: usize,
     ) -> Result<Self, CudaError> {
-        let memory = device.allocate(bytes)?;
+        let memory = device.allocate(bytes.next_multiple_of(LENT_BYTES))?;
         let copier = Copier {
             stream: device.stream()?,
             pinned: device.allocate_pinned(STAGE_BYTES)?,
             done: device.event(EventUse::Order)?,
             patience,
         };
-        copier.stream.fill(memory.ptr(), 0, bytes)?;
+        copier.stream.fill(memory.ptr(), 0, memory.bytes())?;
         copier.stream.synchronize()?;
         Ok(Self {
             libraries: libraries.clone(),

@@ -316,6 +316,11 @@ fn one_task_in_a_process_of_its_own() {
         }
         "draws" => {
             let mut engine = open(Mode::Invariant, 64);
+            let kv_bytes = engine.device_memory().unwrap().kv_bytes;
+            assert!(
+                kv_bytes.is_multiple_of(2 << 20),
+                "{kv_bytes} bytes: other processes that open the pool see what lies behind it"
+            );
             let on_device = answer(&mut engine, None);
             assert!(engine.graphs() > 0, "decode steps became graphs");
             assert_eq!(
