@@ -16,6 +16,7 @@ use crate::finish::{Ended, HostSide};
 use crate::forward::{Forward, Tables};
 use crate::gate::GateVerdict;
 use crate::graphs::Graphs;
+use crate::kernels::FEW_ROWS;
 use crate::kv::KvPool;
 use crate::options::Mode;
 use crate::step::{Layout, LogitsPlan, RowRules, RowTables, table_bytes_max};
@@ -129,15 +130,17 @@ impl CudaEngine {
         })
     }
 
-    /// Runs every kernel of a step once, with a row of nobody. Code of kernels may be loaded at its first launch, and the driver
-    /// then waits for the whole device.
+    /// Runs every kernel of a step once, with rows of nobody: one, and so many that products take the kernel for many rows. Code of
+    /// kernels may be loaded at its first launch, and the driver then waits for the whole device.
     pub(crate) fn run_first(&mut self) -> Result<(), WorkError> {
         let rules = self.rules();
-        self.tables.rows.fill_with_padding(rules);
-        self.tables.logits.fill_with_padding();
-        let (_, end) = self.launch()?;
-        self.parts.patience.wait(&end)?;
-        self.spare = Some(end);
+        for rows in [1, FEW_ROWS + 1] {
+            self.tables.rows.fill_with_padding(rules, rows);
+            self.tables.logits.fill_with_padding();
+            let (_, end) = self.launch()?;
+            self.parts.patience.wait(&end)?;
+            self.spare = Some(end);
+        }
         Ok(())
     }
 

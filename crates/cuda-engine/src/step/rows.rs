@@ -81,9 +81,10 @@ impl RowTables {
         self.add_blocks(batch, rules.block_tokens);
     }
 
-    /// Rows of nobody: one, for a first run of all kernels.
-    pub(crate) fn fill_with_padding(&mut self, rules: RowRules) {
+    /// Rows of nobody, for a first run of all kernels: so many or, as in each step of single rows, the next power of two.
+    pub(crate) fn fill_with_padding(&mut self, rules: RowRules, rows: u32) {
         self.fill(&[], rules);
+        self.tokens.resize(rows as usize, 0);
         self.pad(rules);
         self.shape.rows = self.tokens.len() as u32;
         self.tiles.resize(1, NO_TILE);
@@ -182,6 +183,7 @@ mod tests {
     use serving_core::ids::{BlockId, TokenId};
 
     use super::*;
+    use crate::kernels::FEW_ROWS;
 
     const FAST: RowRules = RowRules {
         mode: Mode::Fast,
@@ -273,14 +275,21 @@ mod tests {
     }
 
     #[test]
-    fn a_first_run_has_a_row_of_nobody_for_both_kernels_of_attention() {
+    fn a_first_run_has_rows_of_nobody_for_both_kernels_of_attention_and_of_the_product() {
         let mut tables = RowTables::default();
-        tables.fill_with_padding(FAST);
+        tables.fill_with_padding(FAST, 1);
         assert_eq!(
             (tables.shape.rows, tables.shape.tiles, tables.shape.decode_rows),
             (1, 1, 1)
         );
         assert_eq!((tables.row_sequence[0], tables.graph), (PADDING_ROW, None));
         assert_eq!(tables.shape.stride, 16);
+        for rules in [FAST, INVARIANT] {
+            tables.fill_with_padding(rules, FEW_ROWS + 1);
+            let shape = tables.shape;
+            assert!((FEW_ROWS + 1..=GRAPH_ROWS_MAX).contains(&shape.rows), "{shape:?}");
+            assert_eq!((shape.sequences, shape.tiles), (shape.rows, 1));
+            assert_eq!(tables.row_sequence, vec![PADDING_ROW; shape.rows as usize]);
+        }
     }
 }
