@@ -1,15 +1,15 @@
 //! Frames on their way into one stream: the queue that a transport empties, and a clock for the time that each frame was moving.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures::Stream;
 use proto::messages::KvFrame;
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Place;
 
@@ -120,14 +120,47 @@ fn nanos(duration: Duration) -> u64 {
 /// frame counts as written.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    queue: mpsc::Receiver<Queued>,
+    queue: Arc<SharedQueue>,
     pace: Pace,
+    _emptied_with_this: DropGuard,
+}
+
+/// `None` when the pair is over.
+#[derive(Debug)]
+struct SharedQueue(Mutex<Option<mpsc::Receiver<Queued>>>);
+
+impl SharedQueue {
+    fn lock(&self) -> MutexGuard<'_, Option<mpsc::Receiver<Queued>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops every frame that waits, and every frame that comes.
+    async fn empty(&self) {
+        let queue = self.lock().take();
+        if let Some(mut queue) = queue {
+            queue.close();
+            while queue.recv().await.is_some() {}
+        }
+    }
 }
 
 impl Outgoing {
-    pub fn new(queue: mpsc::Receiver<Queued>) -> Self {
-        let pace = Pace::default();
-        Self { queue, pace }
+    /// Needs a Tokio runtime around it. A connection whose peer takes no bytes does not look at this stream, and keeps it until
+    /// the connection is called dead. So a task of its own drops the waiting frames when the pair is `over`, and their room is
+    /// free for the other pairs.
+    pub fn new(queue: mpsc::Receiver<Queued>, over: &CancellationToken) -> Self {
+        let queue = Arc::new(SharedQueue(Mutex::new(Some(queue))));
+        let over = over.child_token();
+        let (ended, shared) = (over.clone(), queue.clone());
+        tokio::spawn(async move {
+            ended.cancelled().await;
+            shared.empty().await;
+        });
+        Self {
+            queue,
+            pace: Pace::default(),
+            _emptied_with_this: over.drop_guard(),
+        }
     }
 }
 
@@ -135,7 +168,11 @@ impl Stream for Outgoing {
     type Item = KvFrame;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let queued = std::task::ready!(self.queue.poll_recv(context));
+        let polled = match &mut *self.queue.lock() {
+            Some(queue) => queue.poll_recv(context),
+            None => Poll::Ready(None),
+        };
+        let queued = std::task::ready!(polled);
         Poll::Ready(queued.map(|queued| {
             if let Some(kv) = queued.kv {
                 kv.moved(&mut self.pace, queued.queued_at);
@@ -145,5 +182,40 @@ impl Stream for Outgoing {
             }
             queued.frame
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::within;
+    use crate::link::budget::{Budget, Share};
+
+    /// The smallest budget, as one frame.
+    const FRAME_BYTES: usize = 64 << 10;
+
+    #[tokio::test]
+    async fn frames_of_a_lost_pair_free_their_room_though_the_connection_keeps_their_stream() {
+        let budget = Budget::of(FRAME_BYTES as u64);
+        let (lost, other) = (Share::of(&budget), Share::of(&budget));
+        let (outbox, queue) = Outbox::new();
+        // Nobody looks at it: the peer stands still.
+        let _outgoing = Outgoing::new(queue, &outbox.over);
+        let placed: (Box<dyn Place>, u64) = (Box::new(lost.take(FRAME_BYTES).await), FRAME_BYTES as u64);
+        let frame = KvFrame::Begin {
+            transfer: serving_core::ids::TransferId(1),
+        };
+        let queued = Queued {
+            kv: Some(QueuedKv::new(placed, &outbox.gauge, Arc::default())),
+            ..Queued::control(frame)
+        };
+        outbox.frames.send(queued).await.unwrap();
+        let _own = other.take(FRAME_BYTES).await;
+        let before = tokio::time::timeout(Duration::from_millis(20), other.take(FRAME_BYTES)).await;
+        assert!(before.is_err(), "the room was not in use");
+        outbox.over.cancel();
+        within("the room of the lost pair", other.take(FRAME_BYTES)).await;
+        assert_eq!(outbox.gauge.waiting_bytes.load(Ordering::Relaxed), 0);
+        assert!(outbox.frames.is_closed());
     }
 }

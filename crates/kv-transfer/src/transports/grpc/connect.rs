@@ -41,7 +41,7 @@ pub(super) async fn connect(dial: &Dial<'_>) -> Result<Link, PairFault> {
     let channel = channel(dial).await?;
     let (outbox, queue) = Outbox::new();
     let hello = stream::iter([KvFrame::Hello(dial.hello.clone())]);
-    let outgoing = hello.chain(Outgoing::new(queue));
+    let outgoing = hello.chain(Outgoing::new(queue, &outbox.over));
     let outgoing = outgoing.take_until(outbox.over.clone().cancelled_owned());
     let shake_hands = async {
         let mut replies = push(channel, outgoing).await.map_err(broken)?;
