@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
+use proto::messages::{Hello, HelloReply};
 use tokio::net::UnixStream;
+use tokio::sync::oneshot;
 
 use super::CudaIpc;
 use super::fault::IpcFault;
@@ -27,39 +29,73 @@ const CONNECT_TIME_LIMIT: Duration = Duration::from_secs(4);
 
 /// Opens the pool of a decode node that offers it, or returns why not.
 pub(super) async fn connect(dial: &Dial<'_>, ipc: &CudaIpc) -> Result<Link, IpcFault> {
-    let device = &ipc.device.as_ref().ok_or(IpcFault::NoDevice)?.kv;
+    let device = ipc.device.as_ref().ok_or(IpcFault::NoDevice)?.kv.clone();
     let offer = dial.offer.ok_or(IpcFault::Disabled)?;
-    let wish = ipc.direct.as_ref().ok_or(IpcFault::NoSecret)?;
+    let wish = ipc.direct.clone().ok_or(IpcFault::NoSecret)?;
     let offer = IpcOffer::decode(offer).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
     offer.check()?;
-    let connected = tokio::time::timeout(CONNECT_TIME_LIMIT, async {
-        let connected = UnixStream::connect(socket::path(&offer.socket)).await;
-        let stream = connected.map_err(ShmFault::Unreachable)?;
-        socket::check_user(&stream, ipc.uid)?;
-        let granted = ask(&stream, wish).await?;
-        Ok::<_, IpcFault>((granted, Messages::on(stream)))
-    });
-    let (granted, mut messages) = connected.await.map_err(|_| ShmFault::TimeOut)??;
-    let opened = tokio::time::timeout(CONNECT_TIME_LIMIT, async {
-        let pool = open(device, &offer, granted).await?;
-        let hello = messages.say_hello(dial.hello.clone()).await?;
-        Ok::<_, IpcFault>((pool, hello))
-    });
-    let opened = opened.await.unwrap_or_else(|_| Err(ShmFault::TimeOut.into()));
-    let (pool, hello) = match opened {
-        Ok(opened) => opened,
-        Err(fault) => {
-            // The decode node would wait for the exit of this process. A pool that opens later is closed at once.
-            messages.say_goodbye().await;
-            return Err(fault);
-        }
+    let dialling = Dialling {
+        offer,
+        wish,
+        device,
+        uid: ipc.uid,
+        hello: dial.hello.clone(),
     };
-    let way = Way {
-        carrier: Arc::new(pool.clone()),
-        in_place: Some(pool),
-        lesser_because: None,
-    };
-    Ok(messages.link(hello, way))
+    // A task of its own. When this call is dropped, the task still ends what it has begun, and the link that nobody takes says
+    // goodbye.
+    let (linked, link) = oneshot::channel();
+    tokio::spawn(async move { linked.send(dialling.link().await) });
+    // The task does not panic, so the runtime is ending.
+    link.await.map_err(|_| ShmFault::TimeOut)?
+}
+
+/// A dial that has found an offer of this host.
+struct Dialling {
+    offer: IpcOffer,
+    wish: DirectWish,
+    device: Arc<DeviceKv>,
+    /// This process, as its peers see it.
+    uid: u32,
+    hello: Hello,
+}
+
+impl Dialling {
+    /// From the socket to the link.
+    async fn link(self) -> Result<Link, IpcFault> {
+        let connected = UnixStream::connect(socket::path(&self.offer.socket));
+        let connected = tokio::time::timeout(CONNECT_TIME_LIMIT, connected).await;
+        let stream = connected.map_err(|_| ShmFault::TimeOut)?;
+        let stream = stream.map_err(ShmFault::Unreachable)?;
+        socket::check_user(&stream, self.uid)?;
+        let mut messages = Messages::on(stream);
+        let (pool, hello) = match self.open(&mut messages).await {
+            Ok(opened) => opened,
+            Err(fault) => {
+                // A decode node that has granted its pool would wait for the exit of this process. A pool that opens later is
+                // closed at once.
+                messages.say_goodbye().await;
+                return Err(fault);
+            }
+        };
+        let way = Way {
+            carrier: Arc::new(pool.clone()),
+            in_place: Some(pool),
+            lesser_because: None,
+        };
+        Ok(messages.link(hello, way))
+    }
+
+    /// The pool, and the decode node's answer to the hello.
+    async fn open(&self, messages: &mut Messages) -> Result<(Arc<PeerPool>, HelloReply), IpcFault> {
+        let granted = tokio::time::timeout(CONNECT_TIME_LIMIT, ask(messages.socket(), &self.wish)).await;
+        let granted = granted.map_err(|_| ShmFault::TimeOut)??;
+        let opened = tokio::time::timeout(CONNECT_TIME_LIMIT, async {
+            let pool = open(&self.device, &self.offer, granted).await?;
+            let hello = messages.say_hello(self.hello.clone()).await?;
+            Ok::<_, IpcFault>((pool, hello))
+        });
+        opened.await.map_err(|_| ShmFault::TimeOut)?
+    }
 }
 
 /// Proves that this node holds the secret, and takes what the decode node grants.

@@ -2,24 +2,28 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use serving_core::ids::*;
 use serving_core::node::Ticket;
 
-use super::conformance_tests::{CudaIpc, sending};
+use super::conformance_tests::{CudaIpc, config, sending};
 use super::opened::open_count;
 use super::pool::{Mapping, PeerPool};
 use crate::DirectWish;
 use crate::conformance::false_cuda::pool;
 use crate::conformance::*;
 use crate::device::DeviceFault;
+use crate::link::Dial;
+use crate::link::budget::Budget;
 use crate::pairs::{PairConfig, PairTransport};
 use crate::receiver::{PoolShape, ReceiveEnd, Receiver};
 use crate::span::{DeviceAddress, Lending, Lent, SpanMut};
 use crate::test_process::Process;
 use crate::transport::*;
 use crate::transports;
+use crate::transports::Means;
 use crate::transports::shm::in_place::{Writing, WrittenInPlace as _};
 use crate::transports::shm::pool::PoolTerms;
 
@@ -220,6 +224,50 @@ async fn only_nodes_that_hold_one_secret_open_a_pool() {
         assert_eq!(error.name(), "no_transport", "{error}");
         assert!(fallback(&transport, reason) >= Some(1), "{reason}");
     }
+}
+
+/// A pair that is closed drops its dial wherever that stands. The decode node may not wait for this process's exit then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_that_is_dropped_half_way_leaves_the_pool() {
+    let sink = Recorder::of((MemoryKind::Cuda, CommitAnswer::Accept));
+    let receiver = Receiver::new(decode(), compatibility(1), sink.clone());
+    let _serving = super::serve::serve(&receiver, config(&sink, true)).unwrap();
+    let config = sending(PairConfig::new(prefill(), compatibility(1)));
+    let transport = super::transport(&Means {
+        direct: config.direct.as_ref(),
+        device: config.device.as_ref(),
+    });
+    let peer = PairPeer {
+        node: decode(),
+        address: String::new(),
+        compatibility: compatibility(1),
+    };
+    let (offers, budget) = (receiver.hello_reply(None).offers, Budget::of(0));
+    let dial = Dial {
+        peer: &peer,
+        hello: config.hello(&peer),
+        offer: offers.first().map(|offer| &offer.offer[..]),
+        budget: &budget,
+        identity: &config.identity,
+    };
+    // Dropped after each of its steps, until it needs no further one.
+    for steps in 1.. {
+        let (mut connecting, mut left) = (transport.connect(&dial), steps);
+        let connected = std::future::poll_fn(|context| {
+            left -= 1;
+            match connecting.as_mut().poll(context) {
+                Poll::Ready(connected) => Poll::Ready(Some(connected)),
+                Poll::Pending if left == 0 => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            }
+        });
+        match within("a step", connected).await {
+            Some(Ok(_)) => break,
+            Some(Err(fault)) => panic!("{fault:?}"),
+            None => {}
+        }
+    }
+    within("no sender has the pool open", receiver.is_left()).await;
 }
 
 /// The decode node is told nothing, and the mapping stays.

@@ -99,6 +99,11 @@ impl Messages {
         }
     }
 
+    /// For what is said before the first message.
+    pub(in crate::transports) fn socket(&self) -> &UnixStream {
+        self.replies.get_ref().as_ref()
+    }
+
     /// The first message.
     pub(in crate::transports) async fn say_hello(&mut self, hello: Hello) -> Result<HelloReply, ShmFault> {
         send(&mut self.frames, StagedFrame::Control(KvFrame::Hello(hello))).await?;
