@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
-use serving_core::ids::TokenId;
+use serving_core::ids::{PrefixSalt, TokenId};
 use serving_core::request::{OutputConstraint, OutputGrammar};
 
 use super::AppState;
@@ -174,8 +174,9 @@ impl ConstraintFields {
 }
 
 impl GivenConstraint {
-    /// Compiles the grammar and turns the words into tokens, away from the threads that others need.
-    pub async fn prepare(self, state: &AppState) -> Result<OutputConstraint, ApiError> {
+    /// Compiles the grammar and turns the words into tokens, away from the threads that others need. Grammars that were compiled
+    /// for another salt count as unknown: else the time would say what other tenants send.
+    pub async fn prepare(self, state: &AppState, salt: Option<PrefixSalt>) -> Result<OutputConstraint, ApiError> {
         let (text, grammars) = (state.text.clone(), state.grammars.clone());
         let bytes = self.bad_words.iter().map(String::len).sum();
         // A grammar is compiled on a blocking thread, however short it is.
@@ -191,7 +192,7 @@ impl GivenConstraint {
             let _compiled = match &self.grammar {
                 Some((field, grammar)) => Some(
                     grammars
-                        .compile(grammar)
+                        .compile_for(salt, grammar)
                         .map_err(|error| ApiError::invalid(field, format!("`{field}`: {error}.")))?,
                 ),
                 None => None,
@@ -372,7 +373,7 @@ mod tests {
             ..ConstraintFields::default()
         };
         let given = fields.check(8).expect("a grammar");
-        let client = tokio::spawn(async move { given.prepare(&state).await.is_ok() });
+        let client = tokio::spawn(async move { given.prepare(&state, None).await.is_ok() });
         compiling.await.expect("it begins");
         client.abort();
         assert!(client.await.expect_err("it was stopped").is_cancelled());

@@ -32,6 +32,7 @@ use super::shapes::{EdgeTimes, Head};
 use super::sse;
 use super::trace::{self, root_span};
 use super::trace_context::TraceContext;
+use crate::keys::TenantSalt;
 use crate::records::shape::ms;
 use crate::request_handle::Submission;
 
@@ -112,7 +113,7 @@ impl Call {
             generation.slo = slo;
             generation.is_streaming = is_streaming;
         });
-        let tokenized = self.tokenize(&mut plan, held).await?;
+        let tokenized = self.tokenize(&mut plan, (held, labels.tenant)).await?;
         let requests = requests(&self.state, &plan, &tokenized, &labels)?;
         self.describe(&plan, &requests);
         let choice_count = requests.len() * plan.choice_count as usize;
@@ -170,12 +171,16 @@ impl Call {
         parsed.map_or_else(Instant::now, |took| self.record.received_at + took)
     }
 
-    async fn tokenize(&self, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Tokenized, ApiError> {
+    async fn tokenize(
+        &self,
+        plan: &mut CheckedRequest,
+        (held, tenant): (HeldBytes, Option<TenantSalt>),
+    ) -> Result<Tokenized, ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Tokenize);
         let span = tracing::info_span!("tokenize", otel.kind = "internal");
         // The stage begins where parsing ended, so that no time lies between the two.
         let began = self.parsed_at();
-        let tokenized = tokenized(&self.state, plan, held).instrument(span).await;
+        let tokenized = tokenized(&self.state, plan, (held, tenant)).instrument(span).await;
         let tokenized_at = Instant::now();
         self.record.update(|generation| {
             generation.edge.push(Stage::Tokenize, tokenized_at - began);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serving_core::cluster::answer_tokens_max;
-use serving_core::ids::{RequestId, TokenId};
+use serving_core::ids::{PrefixSalt, RequestId, TokenId};
 use serving_core::node::NodeCapacity;
 use serving_core::request::{OutputConstraint, Request, StopConditions};
 
@@ -36,11 +36,22 @@ pub struct Tokenized {
     pub constraint: Arc<OutputConstraint>,
 }
 
-pub async fn tokenized(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Tokenized, ApiError> {
+/// `tenant`: whose compiled grammars it may find.
+pub async fn tokenized(
+    state: &AppState,
+    plan: &mut CheckedRequest,
+    (held, tenant): (HeldBytes, Option<TenantSalt>),
+) -> Result<Tokenized, ApiError> {
     let prompts = prompts(state, plan, held).await?;
-    let constraint = std::mem::take(&mut plan.constraint).prepare(state).await?;
+    let constraint = std::mem::take(&mut plan.constraint);
+    let constraint = constraint.prepare(state, salt(plan, tenant)).await?;
     let constraint = Arc::new(constraint);
     Ok(Tokenized { prompts, constraint })
+}
+
+/// What keeps apart the things that a request leaves behind for later ones.
+fn salt(plan: &CheckedRequest, tenant: Option<TenantSalt>) -> Option<PrefixSalt> {
+    prefix_salt(tenant, plan.fields.cache_salt.map(|salt| salt.0))
 }
 
 /// Tokenizes a text that may fit the context. A text that cannot fit is refused before, or as soon as that shows.
@@ -260,7 +271,7 @@ fn request(
         seed: plan.fields.seed.map_or_else(rand::random, |seed| seed.0),
         logprobs: plan.logprobs,
         prompt_logprobs: plan.prompt_logprobs(),
-        prefix_salt: prefix_salt(labels.tenant, plan.fields.cache_salt.map(|salt| salt.0)),
+        prefix_salt: salt(plan, labels.tenant),
         cache_tenant: labels.tenant.map(TenantSalt::cache_tenant),
         report_kv_hashes: plan.fields.return_kv_hashes.0,
         lane: labels.lane,

@@ -8,6 +8,7 @@ use std::thread::Builder;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::Value;
+use serving_core::ids::PrefixSalt;
 use serving_core::request::OutputGrammar;
 
 use crate::recent::Recent;
@@ -61,12 +62,36 @@ impl CompiledGrammar {
     }
 }
 
+/// Who finds a compiled grammar that is kept: requests with the same prefix salt, or those without one.
+type Whose = Option<u64>;
+
 #[derive(Debug)]
 struct Known {
-    /// The last ones that were asked for.
-    kept: Recent<OutputGrammar, Arc<CompiledGrammar>>,
+    /// The last ones that were asked for, over all owners.
+    kept: Recent<(Whose, OutputGrammar), Arc<CompiledGrammar>>,
     /// Those that some request follows, too.
-    alive: HashMap<OutputGrammar, Weak<CompiledGrammar>>,
+    alive: HashMap<OutputGrammar, Vec<(Whose, Weak<CompiledGrammar>)>>,
+}
+
+impl Known {
+    fn of(&mut self, owned: &(Whose, OutputGrammar)) -> Option<Arc<CompiledGrammar>> {
+        if let Some(kept) = self.kept.get(owned) {
+            return Some(kept.clone());
+        }
+        let (whose, grammar) = owned;
+        let mut alive = self.alive.get(grammar)?.iter();
+        alive.find_map(|(owner, compiled)| compiled.upgrade().filter(|_| owner == whose))
+    }
+
+    fn keep(&mut self, owned: (Whose, OutputGrammar), compiled: &Arc<CompiledGrammar>) {
+        self.alive.retain(|_, all| {
+            all.retain(|(_, compiled)| compiled.strong_count() > 0);
+            !all.is_empty()
+        });
+        let alive = self.alive.entry(owned.1.clone()).or_default();
+        alive.push((owned.0, Arc::downgrade(compiled)));
+        self.kept.insert(owned, compiled.clone());
+    }
 }
 
 /// Compiles grammars for one model. The vocabulary is read once: ahead of time ([`Grammars::read_vocabulary_soon`]), or when the
@@ -124,7 +149,21 @@ impl Grammars {
     /// # Errors
     /// What is wrong with the grammar, or that no vocabulary is known.
     pub fn compile(&self, grammar: &OutputGrammar) -> Result<Arc<CompiledGrammar>, GrammarError> {
-        if let Some(compiled) = self.find(grammar) {
+        self.compile_for(None, grammar)
+    }
+
+    /// As [`Self::compile`], but only what was compiled for the same salt counts as known. So the time that it takes says nothing
+    /// about the grammars of others.
+    ///
+    /// # Errors
+    /// As those of [`Self::compile`].
+    pub fn compile_for(
+        &self,
+        whose: Option<PrefixSalt>,
+        grammar: &OutputGrammar,
+    ) -> Result<Arc<CompiledGrammar>, GrammarError> {
+        let owned = (whose.map(|salt| salt.0), grammar.clone());
+        if let Some(compiled) = self.known().of(&owned) {
             return Ok(compiled);
         }
         let compiled = std::thread::scope(|scope| {
@@ -136,18 +175,15 @@ impl Grammars {
         });
         let broke = || GrammarError::Invalid("its compiler could not start, or broke on it".to_owned());
         let compiled = Arc::new(compiled.unwrap_or_else(|| Err(broke()))?);
-        let mut known = self.known();
-        known.alive.retain(|_, grammar| grammar.strong_count() > 0);
-        known.alive.insert(grammar.clone(), Arc::downgrade(&compiled));
-        known.kept.insert(grammar.clone(), compiled.clone());
+        self.known().keep(owned, &compiled);
         Ok(compiled)
     }
 
-    /// A grammar that was compiled and that somebody keeps. Never compiles.
+    /// A grammar that was compiled and that somebody keeps, whoever that is: it is the same for all. Never compiles.
     pub(crate) fn find(&self, grammar: &OutputGrammar) -> Option<Arc<CompiledGrammar>> {
-        let mut known = self.known();
-        let kept = known.kept.get(grammar).cloned();
-        kept.or_else(|| known.alive.get(grammar)?.upgrade())
+        let known = self.known();
+        let mut alive = known.alive.get(grammar)?.iter();
+        alive.find_map(|(_, compiled)| compiled.upgrade())
     }
 
     fn compile_anew(&self, grammar: &OutputGrammar) -> Result<CompiledGrammar, GrammarError> {

@@ -1,5 +1,7 @@
 //! Grammars over a vocabulary of bytes: what may come next, step by step and all at once.
 
+use serving_core::ids::PrefixSalt;
+
 use super::*;
 use crate::Vocabulary;
 
@@ -319,6 +321,31 @@ fn a_grammar_is_found_while_somebody_keeps_it_and_never_compiled_by_a_step() {
     assert!(places.grammars.find(&grammar(1)).is_some() && places.grammars.find(&grammar(2)).is_none());
     drop(first);
     assert!(places.grammars.find(&grammar(1)).is_none());
+}
+
+#[test]
+fn a_tenant_finds_no_grammar_that_another_has_compiled_and_follows_its_own_when_the_others_is_gone() {
+    let mut places = places();
+    let word = follows(OutputGrammar::Regex("ab".into()));
+    let grammar = word.grammar.as_ref().unwrap();
+    let [one, other] = [1, 2].map(|salt| Some(PrefixSalt(salt)));
+    let compile =
+        |places: &Places, whose, grammar: &OutputGrammar| places.grammars.compile_for(whose, grammar).unwrap();
+    let ones = compile(&places, one, grammar);
+    let others = compile(&places, other, grammar);
+    let everybodys = compile(&places, None, grammar);
+    assert!(Arc::ptr_eq(&ones, &compile(&places, one, grammar)));
+    assert!(!Arc::ptr_eq(&ones, &others) && !Arc::ptr_eq(&ones, &everybodys));
+    // All owners together keep as many as one.
+    for number in 1..40 {
+        compile(&places, other, &OutputGrammar::Regex(format!("c{{{number}}}").into()));
+    }
+    let (gone, gone_too) = (Arc::downgrade(&others), Arc::downgrade(&everybodys));
+    drop((others, everybodys));
+    assert_eq!((gone.strong_count(), gone_too.strong_count()), (0, 0));
+    assert!(Arc::ptr_eq(&ones, &compile(&places, one, grammar)));
+    let allowed = places.allowed(sequence(1), &word, &[]);
+    assert_eq!(set(allowed.expect("it can be followed")), "a");
 }
 
 #[test]
