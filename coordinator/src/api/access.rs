@@ -104,7 +104,7 @@ fn admitted(keys: &Keys, access: Access, request: &mut Request) -> Result<Room, 
     }
     let (in_use, room) = key.begin(now).map_err(ApiError::over_limit)?;
     if let Some(record) = record {
-        record.facts().in_use = Some(in_use);
+        record.facts().in_use = Some(Arc::new(in_use));
     }
     Ok(room)
 }

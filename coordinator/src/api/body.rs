@@ -17,6 +17,7 @@ use super::limits::{
     BODY_READ_MAX, BODY_UNCOUNTED_BYTES, REFUSED_BODY_READ_BYTES_MAX, REFUSED_BODY_READ_MAX,
     REFUSED_BYTES_READ_PER_SECOND,
 };
+use crate::keys::InUse;
 
 /// Bytes that all large bodies of the process may hold together, from the first byte read until the text has become tokens.
 /// A body that finds the budget full is refused at once and gives back what it holds, so that other bodies can finish.
@@ -28,9 +29,29 @@ pub struct BodyBudget {
     refused: Arc<Semaphore>,
 }
 
-/// A body's part of the budget. It is given back with the text, also when a blocking thread outlives the client.
+/// What a request holds until the work on its text has ended, also when a blocking thread outlives the client.
 #[derive(Debug, Default)]
-pub struct HeldBytes(Option<OwnedSemaphorePermit>);
+pub struct Held {
+    /// The body's part of the budget.
+    bytes: Option<OwnedSemaphorePermit>,
+    /// One of the requests that its key may have at a time.
+    place: Option<Arc<InUse>>,
+}
+
+impl Held {
+    /// No text, and a place of a key.
+    #[cfg(test)]
+    pub fn of_key(place: InUse) -> Self {
+        let place = Some(Arc::new(place));
+        Self { bytes: None, place }
+    }
+
+    /// For work of the same request that needs no text.
+    pub fn without_bytes(&self) -> Self {
+        let place = self.place.clone();
+        Self { bytes: None, place }
+    }
+}
 
 impl BodyBudget {
     pub fn new(bytes: usize) -> Self {
@@ -60,13 +81,13 @@ impl BodyBudget {
         });
     }
 
-    fn take(&self, held: &mut HeldBytes, bytes: usize) -> Result<(), ApiError> {
+    fn take(&self, held: &mut Option<OwnedSemaphorePermit>, bytes: usize) -> Result<(), ApiError> {
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         let taken = self.bytes.clone().try_acquire_many_owned(wanted);
         let taken = taken.map_err(|_| ApiError::busy_with_bodies())?;
-        match &mut held.0 {
+        match held {
             Some(before) => before.merge(taken),
-            None => held.0 = Some(taken),
+            None => *held = Some(taken),
         }
         Ok(())
     }
@@ -85,10 +106,10 @@ pub async fn known_encoding(request: Request, next: Next) -> Response {
         .into_response()
 }
 
-/// The body as text, or the client's mistake.
-pub async fn text(state: &AppState, body: Body) -> Result<(String, HeldBytes), ApiError> {
+/// The body as text, or the client's mistake. `place` is the request's among those of its key.
+pub async fn text(state: &AppState, body: Body, place: Option<Arc<InUse>>) -> Result<(String, Held), ApiError> {
     let limit = state.limits.body_bytes_max;
-    let (bytes, held) = match tokio::time::timeout(BODY_READ_MAX, read(body, limit, &state.bodies)).await {
+    let (bytes, room) = match tokio::time::timeout(BODY_READ_MAX, read(body, limit, &state.bodies)).await {
         Ok(read) => read?,
         Err(_) => {
             let message = format!("The request body did not arrive within {} s.", BODY_READ_MAX.as_secs());
@@ -104,10 +125,13 @@ pub async fn text(state: &AppState, body: Body) -> Result<(String, HeldBytes), A
         let at = error.utf8_error().valid_up_to();
         ApiError::bad_request(format!("The request body is not valid UTF-8 (at byte {at})."))
     })?;
-    Ok((text, held))
+    Ok((text, Held { bytes: room, place }))
 }
 
-async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<u8>, HeldBytes), ApiError> {
+/// The bytes, with their part of the budget.
+type Taken = (Vec<u8>, Option<OwnedSemaphorePermit>);
+
+async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<Taken, ApiError> {
     match take(&mut body, limit, budget).await {
         Ok(taken) => Ok(taken),
         Err(refusal) => {
@@ -117,7 +141,7 @@ async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<
     }
 }
 
-async fn take(body: &mut Body, limit: usize, budget: &BodyBudget) -> Result<(Vec<u8>, HeldBytes), ApiError> {
+async fn take(body: &mut Body, limit: usize, budget: &BodyBudget) -> Result<Taken, ApiError> {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
         return Err(ApiError::body_too_large(limit));
@@ -125,7 +149,7 @@ async fn take(body: &mut Body, limit: usize, budget: &BodyBudget) -> Result<(Vec
     budget.check(announced)?;
     // The whole capacity is reserved at once, because a growing buffer would double. Pages that are never written never
     // become memory.
-    let (mut bytes, mut held) = (Vec::with_capacity(announced), HeldBytes::default());
+    let (mut bytes, mut held) = (Vec::with_capacity(announced), None);
     let mut counted = BODY_UNCOUNTED_BYTES;
     while let Some(frame) = body.frame().await {
         let chunk = frame

@@ -8,7 +8,7 @@ use serving_core::ids::{PrefixSalt, TokenId};
 use serving_core::request::{OutputConstraint, OutputGrammar};
 
 use super::AppState;
-use super::body::HeldBytes;
+use super::body::Held;
 use super::error::ApiError;
 use super::forms::{Flag, Id, List, Unsupported, in_vocabulary};
 use super::limits::{
@@ -176,7 +176,11 @@ impl ConstraintFields {
 impl GivenConstraint {
     /// Compiles the grammar and turns the words into tokens, away from the threads that others need. Grammars that were compiled
     /// for another salt count as unknown: else the time would say what other tenants send.
-    pub async fn prepare(self, state: &AppState, salt: Option<PrefixSalt>) -> Result<OutputConstraint, ApiError> {
+    pub async fn prepare(
+        self,
+        state: &AppState,
+        (held, salt): (Held, Option<PrefixSalt>),
+    ) -> Result<OutputConstraint, ApiError> {
         let (text, grammars) = (state.text.clone(), state.grammars.clone());
         let bytes = self.bad_words.iter().map(String::len).sum();
         // A grammar is compiled on a blocking thread, however short it is.
@@ -214,7 +218,7 @@ impl GivenConstraint {
                 )),
             }
         };
-        on_text(state, (bytes, HeldBytes::default()), work).await
+        on_text(state, (bytes, held), work).await
     }
 
     pub fn has_grammar(&self) -> bool {
@@ -294,69 +298,23 @@ fn spellings(text: &TextModel, word: &str) -> Result<Vec<Vec<TokenId>>, TextErro
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex, mpsc};
-    use std::time::Duration;
+    use std::num::NonZeroU32;
+    use std::sync::{Mutex, mpsc};
+    use std::time::{Duration, Instant};
 
     use grammar::{GrammarError, Grammars};
-    use service_runtime::http_guard::HttpGuard;
-    use serving_core::request::Lane;
-    use serving_core::stage::Stage;
     use tokio::sync::oneshot;
 
     use super::*;
     use crate::api::limits::COMPILED_AT_ONCE;
-    use crate::api::{ApiLimits, AppParts, EdgeMetrics, EndedRequest};
-    use crate::request_handle::{Readiness, Rejected, RequestHandle, Submission, Submit};
+    use crate::api::tests::{key, state};
+    use crate::keys::file::Limits;
 
-    /// Nothing is submitted or counted here.
-    struct Nobody;
-
-    #[async_trait::async_trait]
-    impl Submit for Nobody {
-        async fn submit(&self, _: Submission) -> Result<RequestHandle, Rejected> {
-            unreachable!("a grammar is compiled before")
-        }
-        fn readiness(&self) -> Readiness {
-            Readiness::Draining
-        }
-    }
-
-    impl EdgeMetrics for Nobody {
-        fn request_ended(&self, _: &EndedRequest<'_>) {}
-        fn token_gap(&self, _: Lane, _: Duration, _: &str) {}
-        fn stage_entered(&self, _: Stage) {}
-        fn stage_left(&self, _: Stage) {}
-        fn handler_panicked(&self) {}
-        fn render(&self) -> String {
-            String::new()
-        }
-    }
-
-    fn state(grammars: Grammars) -> AppState {
-        let text = TextModel::open(&model_files::test_kit::model_path(), None).expect("the real model");
-        let parts = AppParts {
-            submit: Arc::new(Nobody),
-            text: Arc::new(text),
-            served_models: Vec::new(),
-            metrics: Arc::new(Nobody),
-            limits: ApiLimits {
-                body_bytes_max: 0,
-                request_bytes_in_flight_max: 0,
-                request_time_limit: Duration::ZERO,
-            },
-            insight: Arc::default(),
-            guard: HttpGuard::default(),
-            cors_origins: Vec::new(),
-            keys: None,
-        };
-        AppState {
-            grammars: Arc::new(grammars),
-            ..AppState::new(parts)
-        }
-    }
+    /// Longer than a task takes that nothing holds up.
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     #[tokio::test]
-    async fn a_grammar_keeps_its_place_until_it_is_compiled_though_its_client_has_gone() {
+    async fn a_grammar_keeps_its_places_until_it_is_compiled_though_its_client_has_gone() {
         let (is_compiling, compiling) = oneshot::channel();
         let (open_gate, gate) = mpsc::sync_channel::<()>(1);
         let at_gate = Mutex::new(Some((is_compiling, gate)));
@@ -373,13 +331,25 @@ mod tests {
             ..ConstraintFields::default()
         };
         let given = fields.check(8).expect("a grammar");
-        let client = tokio::spawn(async move { given.prepare(&state, None).await.is_ok() });
+        let key = key(Limits {
+            concurrent_requests: NonZeroU32::new(1),
+            ..Limits::default()
+        });
+        let (in_use, _) = key.begin(Instant::now()).expect("the only one");
+        let held = Held::of_key(in_use);
+        let client = tokio::spawn(async move { given.prepare(&state, (held, None)).await.is_ok() });
         compiling.await.expect("it begins");
         client.abort();
         assert!(client.await.expect_err("it was stopped").is_cancelled());
         assert_eq!(places.available_permits(), COMPILED_AT_ONCE - 1, "the compiler runs");
+        assert!(key.begin(Instant::now()).is_err(), "the key has no second place");
         drop(open_gate);
         let all = u32::try_from(COMPILED_AT_ONCE).expect("a few");
         let _all = places.acquire_many(all).await.expect("places are never closed");
+        let deadline = Instant::now() + PATIENCE;
+        while key.begin(Instant::now()).is_err() {
+            assert!(Instant::now() < deadline, "the key's place never came back");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 }

@@ -28,8 +28,8 @@ pub struct Facts {
     pub error: Option<ToldError>,
     /// Whose key came with it.
     pub key: Option<Arc<HeldKey>>,
-    /// The place that it takes of the key's limits, until the answer ends.
-    pub in_use: Option<InUse>,
+    /// The place that it takes of the key's limits, until the answer and the work on its text have ended.
+    pub in_use: Option<Arc<InUse>>,
     /// The rest is set for generation requests only.
     pub generation: Option<Generation>,
     pub trace: TraceContext,

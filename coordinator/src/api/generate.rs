@@ -13,7 +13,7 @@ use tracing::{Instrument, Span};
 
 use super::AppState;
 use super::answering::{Answering, note_end, note_finish_reasons};
-use super::body::{self, HeldBytes};
+use super::body::{self, Held};
 use super::calls::Calls;
 use super::content;
 use super::error::ApiError;
@@ -145,11 +145,12 @@ impl Call {
 
     /// Reads the body and checks JSON and fields. The stage begins with the request's first byte, so that the sum of all
     /// stages begins there.
-    async fn parse(&self, body: Body) -> Result<(CheckedRequest, HeldBytes), ApiError> {
+    async fn parse(&self, body: Body) -> Result<(CheckedRequest, Held), ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Parse);
         let span = tracing::info_span!("parse", otel.kind = "internal");
+        let place = self.record.facts().in_use.clone();
         let plan = async {
-            let (text, held) = body::text(&self.state, body).await?;
+            let (text, held) = body::text(&self.state, body, place).await?;
             let plan = match self.endpoint {
                 Endpoint::Responses => responses::parse(&self.state, &text),
                 endpoint => request::parse(&self.state, endpoint, &text),
@@ -174,7 +175,7 @@ impl Call {
     async fn tokenize(
         &self,
         plan: &mut CheckedRequest,
-        (held, tenant): (HeldBytes, Option<TenantSalt>),
+        (held, tenant): (Held, Option<TenantSalt>),
     ) -> Result<Tokenized, ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Tokenize);
         let span = tracing::info_span!("tokenize", otel.kind = "internal");

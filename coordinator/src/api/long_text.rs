@@ -2,15 +2,15 @@
 //! as there are cores.
 
 use super::AppState;
-use super::body::HeldBytes;
+use super::body::Held;
 use super::error::ApiError;
 use super::limits::TOKENIZE_INLINE_BYTES_MAX;
 
-/// The work holds its place and the body's bytes. A client that leaves does not end the work, and must not make room for
-/// another.
+/// The work holds its place, the body's bytes and the request's place among those of its key. A client that leaves does not end
+/// the work, and must not make room for another.
 pub async fn on_text<T: Send + 'static>(
     state: &AppState,
-    (bytes, held): (usize, HeldBytes),
+    (bytes, held): (usize, Held),
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     if bytes <= TOKENIZE_INLINE_BYTES_MAX {

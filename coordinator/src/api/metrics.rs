@@ -26,6 +26,21 @@ pub trait EdgeMetrics: Send + Sync {
     fn render(&self) -> String;
 }
 
+/// Counts nothing, for an edge whose figures nobody reads.
+#[derive(Clone, Copy, Debug)]
+pub struct NoMetrics;
+
+impl EdgeMetrics for NoMetrics {
+    fn request_ended(&self, _: &EndedRequest<'_>) {}
+    fn token_gap(&self, _: Lane, _: Duration, _: &str) {}
+    fn stage_entered(&self, _: Stage) {}
+    fn stage_left(&self, _: Stage) {}
+    fn handler_panicked(&self) {}
+    fn render(&self) -> String {
+        "# EOF\n".to_owned()
+    }
+}
+
 /// One ended generation request.
 #[derive(Clone, Copy, Debug)]
 pub struct EndedRequest<'a> {

@@ -51,6 +51,8 @@ mod server;
 mod session;
 mod shapes;
 mod sse;
+#[cfg(test)]
+mod tests;
 mod tokenize;
 mod tools;
 mod trace;
@@ -76,7 +78,7 @@ use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::normalize_path::NormalizePathLayer;
 
 pub use access::Access;
-pub use metrics::{EdgeMetrics, EndedRequest};
+pub use metrics::{EdgeMetrics, EndedRequest, NoMetrics};
 pub use routes::routes;
 pub use server::{BindError, HttpPort, bind, serve_http};
 

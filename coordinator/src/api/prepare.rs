@@ -8,7 +8,7 @@ use serving_core::node::NodeCapacity;
 use serving_core::request::{OutputConstraint, Request, StopConditions};
 
 use super::AppState;
-use super::body::HeldBytes;
+use super::body::Held;
 use super::error::ApiError;
 use super::limits::{COUNTED_CONTEXTS, PROMPT_LOGPROBS_MAX};
 use super::long_text::on_text;
@@ -40,11 +40,12 @@ pub struct Tokenized {
 pub async fn tokenized(
     state: &AppState,
     plan: &mut CheckedRequest,
-    (held, tenant): (HeldBytes, Option<TenantSalt>),
+    (held, tenant): (Held, Option<TenantSalt>),
 ) -> Result<Tokenized, ApiError> {
+    let held_longer = held.without_bytes();
     let prompts = prompts(state, plan, held).await?;
     let constraint = std::mem::take(&mut plan.constraint);
-    let constraint = constraint.prepare(state, salt(plan, tenant)).await?;
+    let constraint = constraint.prepare(state, (held_longer, salt(plan, tenant))).await?;
     let constraint = Arc::new(constraint);
     Ok(Tokenized { prompts, constraint })
 }
@@ -55,7 +56,7 @@ fn salt(plan: &CheckedRequest, tenant: Option<TenantSalt>) -> Option<PrefixSalt>
 }
 
 /// Tokenizes a text that may fit the context. A text that cannot fit is refused before, or as soon as that shows.
-async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: HeldBytes) -> Result<Vec<Prompt>, ApiError> {
+async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: Held) -> Result<Vec<Prompt>, ApiError> {
     let param = plan.endpoint.prompt_field();
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
     let bytes = input.work_bytes();

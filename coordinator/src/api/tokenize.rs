@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -15,6 +15,7 @@ use super::limits::{DETOKENIZE_TOKENS_MAX, TOKENIZE_TOKENS_MAX};
 use super::long_text::on_text;
 use super::prepare::{Tokenizing, text_error};
 use super::prompt::{ChatEnding, ChatMessages, Input, PromptSource, turns};
+use super::record::RequestRecord;
 use super::request::served_model;
 use super::shapes::ids;
 use super::tools::{GivenTools, Tools};
@@ -51,8 +52,13 @@ fn too_long(text: &TextModel, tokens_max: usize, param: &str) -> ApiError {
     ApiError::too_long(param, message)
 }
 
-pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (body, held) = body::text(&state, request.into_body()).await?;
+pub async fn tokenize(
+    State(state): State<Arc<AppState>>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let place = record.facts().in_use.clone();
+    let (body, held) = body::text(&state, request.into_body(), place).await?;
     let fields: TokenizeFields = forms::read(&body)?;
     // The body is not needed while the text waits for its turn.
     drop(body);
@@ -108,7 +114,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
 }
 
 pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (body, _held) = body::text(&state, request.into_body()).await?;
+    let (body, _held) = body::text(&state, request.into_body(), None).await?;
     let fields: DetokenizeFields = forms::read(&body)?;
     served_model(&state, fields.model)?;
     let Some(List(tokens)) = fields.tokens else {
