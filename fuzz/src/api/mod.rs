@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Request as HttpRequest, StatusCode, header};
-use coordinator::api::{ApiLimits, AppParts, AppState, EdgeMetrics, EndedRequest, router};
+use coordinator::api::{ApiLimits, AppParts, AppState, NoMetrics, router};
 use coordinator::request_handle::{
     ClientEvent, Placement, Readiness, Rejected, RequestControl, RequestHandle, Submission, Submit, TokenTimes,
 };
@@ -20,8 +20,7 @@ use model_files::test_kit::TinyModel;
 use service_runtime::http_guard::HttpGuard;
 use serving_core::cluster::Reach;
 use serving_core::ids::{Attempt, ChoiceIndex, NodeName, OutputIndex, RequestId, TokenId};
-use serving_core::request::{FinishReason, Lane, Request, TokenEvent, TokenLogprobs};
-use serving_core::stage::Stage;
+use serving_core::request::{FinishReason, Request, TokenEvent, TokenLogprobs};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 use tower::ServiceExt as _;
@@ -82,7 +81,7 @@ impl Edge {
             submit,
             text,
             served_models: vec![MODEL.to_owned()],
-            metrics: Arc::new(Metrics),
+            metrics: Arc::new(NoMetrics),
             limits: ApiLimits {
                 body_bytes_max: BODY_BYTES_MAX,
                 request_bytes_in_flight_max: BODY_BYTES_MAX,
@@ -219,19 +218,6 @@ fn logprobs(token: TokenId, count: u32) -> TokenLogprobs {
         top: (0..count)
             .map(|rank| (TokenId(token.0 + rank), -1.0 - rank as f32))
             .collect(),
-    }
-}
-
-struct Metrics;
-
-impl EdgeMetrics for Metrics {
-    fn request_ended(&self, _: &EndedRequest<'_>) {}
-    fn token_gap(&self, _: Lane, _: Duration, _: &str) {}
-    fn stage_entered(&self, _: Stage) {}
-    fn stage_left(&self, _: Stage) {}
-    fn handler_panicked(&self) {}
-    fn render(&self) -> String {
-        "# EOF\n".to_owned()
     }
 }
 
