@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Extension, Request, State};
+use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use serving_core::ids::TokenId;
 
 use super::error::ApiError;
 use super::forms::{self, Flag, Id, List, in_vocabulary};
 use super::given_chat::GivenChat;
-use super::limits::{DETOKENIZE_TOKENS_MAX, TOKENIZE_TOKENS_MAX};
+use super::limits::{DETOKENIZE_TOKENS_MAX, TOKEN_ID_BYTES, TOKENIZE_TOKENS_MAX};
 use super::long_text::on_text;
 use super::prepare::{Tokenizing, text_error};
 use super::prompt::{ChatEnding, ChatMessages, Input, PromptSource, turns};
@@ -56,7 +58,7 @@ pub async fn tokenize(
     State(state): State<Arc<AppState>>,
     Extension(record): Extension<Arc<RequestRecord>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let place = record.facts().in_use.clone();
     let (body, held) = body::text(&state, request.into_body(), place).await?;
     let fields: TokenizeFields = forms::read(&body)?;
@@ -89,39 +91,46 @@ pub async fn tokenize(
         echo: false,
         text_controls: fields.allow_special_tokens.0,
     };
-    let tokens = on_text(&state, (bytes, held), move || {
+    let with_strings = fields.return_token_strs.0;
+    let answer = on_text(&state, (bytes, held), move || {
         let refuse = |error: &TextError| match error {
             TextError::TooLong { .. } => too_long(&text, tokens_max, param),
             error => text_error(&text, error, param),
         };
         let prompts = tokenizing.run(&text, input, refuse)?;
-        Ok(prompts
-            .into_iter()
-            .flat_map(|prompt| prompt.tokens.to_vec())
-            .collect::<Vec<_>>())
+        let tokens: Vec<TokenId> = prompts.iter().flat_map(|prompt| prompt.tokens.to_vec()).collect();
+        let mut answer = json!({
+            "count": tokens.len(),
+            "max_model_len": text.max_model_tokens,
+            "tokens": ids(&tokens),
+        });
+        if with_strings {
+            let strings = tokens.iter().map(|token| text.decode(&[*token], true));
+            answer["token_strs"] = strings.collect();
+        }
+        // Written as JSON here, too.
+        Ok(Json(answer).into_response())
     });
-    let tokens = tokens.await?;
-    let mut answer = json!({
-        "count": tokens.len(),
-        "max_model_len": state.text.max_model_tokens,
-        "tokens": ids(&tokens),
-    });
-    if fields.return_token_strs.0 {
-        let strings = tokens.iter().map(|token| state.text.decode(&[*token], true));
-        answer["token_strs"] = strings.collect();
-    }
-    Ok(Json(answer))
+    answer.await
 }
 
-pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (body, _held) = body::text(&state, request.into_body(), None).await?;
+pub async fn detokenize(
+    State(state): State<Arc<AppState>>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let place = record.facts().in_use.clone();
+    let (body, held) = body::text(&state, request.into_body(), place).await?;
     let fields: DetokenizeFields = forms::read(&body)?;
     served_model(&state, fields.model)?;
     let Some(List(tokens)) = fields.tokens else {
         return Err(ApiError::invalid("tokens", "`tokens` is missing: a list of token ids."));
     };
     let tokens = in_vocabulary(tokens, "tokens", state.text.codec().vocab_size())?;
-    Ok(Json(json!({"prompt": state.text.decode(&tokens, true)})))
+    let bytes = tokens.len() * TOKEN_ID_BYTES;
+    let text = state.text.clone();
+    let work = move || Ok(Json(json!({"prompt": text.decode(&tokens, true)})).into_response());
+    on_text(&state, (bytes, held), work).await
 }
 
 /// Beside the tokens: the class of transformers that reads such a tokenizer's `tokenizer.json`, and the longest sequence that is
@@ -138,4 +147,40 @@ pub async fn tokenizer_info(State(state): State<Arc<AppState>>) -> Json<Value> {
         "chat_template": info.chat_template,
         "model_max_length": state.text.max_model_tokens,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::body::Body;
+    use axum::http::{Request, StatusCode, header};
+    use grammar::Grammars;
+    use tower::ServiceExt as _;
+
+    use crate::api::router;
+    use crate::api::tests::state;
+
+    /// Longer than the work takes that it must not do yet.
+    const A_WHILE: Duration = Duration::from_millis(50);
+
+    #[tokio::test]
+    async fn many_ids_become_text_beside_the_threads_that_serve_all_clients() {
+        let state = state(Grammars::unknown());
+        let places = state.long_texts.clone();
+        let all = u32::try_from(places.available_permits()).expect("a few");
+        let taken = places.acquire_many(all).await.expect("places are never closed");
+        let body = serde_json::json!({"tokens": vec![0; 8192]}).to_string();
+        let request = Request::post("/detokenize")
+            .header(header::HOST, "127.0.0.1:1")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body))
+            .expect("a request");
+        let mut answered = std::pin::pin!(router(state).oneshot(request));
+        let early = tokio::time::timeout(A_WHILE, &mut answered).await;
+        assert!(early.is_err(), "the work waits for a place");
+        drop(taken);
+        let response = answered.await.expect("the router never fails");
+        assert_eq!(response.status(), StatusCode::OK);
+    }
 }
