@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::byte_model::END;
 use super::client::post;
-use super::harness::{END, MAX_MODEL_TOKENS, MODEL, Script, Server, say};
+use super::harness::{MAX_MODEL_TOKENS, MODEL, Server};
+use super::script::{Script, say};
 
 async fn chat(server: &Server, fields: Value) -> Value {
     let mut body = json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]});

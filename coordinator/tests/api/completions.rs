@@ -5,8 +5,10 @@ use serving_core::ids::TokenId;
 use serving_core::request::Lane;
 use serving_core::stage::Stage;
 
+use super::byte_model::END;
 use super::client::{assert_refused, post, post_with};
-use super::harness::{END, MODEL, Script, Server, say, until};
+use super::harness::{MODEL, Server, until};
+use super::script::{Script, say};
 
 async fn complete(server: &Server, fields: Value) -> Value {
     let mut body = json!({"model": MODEL, "prompt": "hi", "max_tokens": 100});

@@ -8,8 +8,10 @@ use serving_core::ids::TokenId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::byte_model::PANICS;
 use super::client::{PATIENCE, get, parse, request};
-use super::harness::{MODEL, PANICS, Script, Server, Step, done, placed, token, until};
+use super::harness::{MODEL, Server, until};
+use super::script::{Script, Step, done, placed, token};
 
 fn body(is_streaming: bool) -> Vec<u8> {
     let body = json!({"model": MODEL, "prompt": "hi", "stream": is_streaming});

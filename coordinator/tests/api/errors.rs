@@ -8,7 +8,8 @@ use serving_core::node::NodeRole;
 use serving_core::request::{QueueLimit, RejectReason, RequestError};
 
 use super::client::{Answer, get, post};
-use super::harness::{MODEL, Script, Server, Step, placed};
+use super::harness::{MODEL, Server};
+use super::script::{Script, Step, placed};
 
 async fn ask(server: &Server) -> Answer {
     post(

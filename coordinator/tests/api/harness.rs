@@ -1,32 +1,28 @@
-//! A served router on a free port, with a byte tokenizer and a control loop that plays what the test wrote.
+//! A served router on a free port, with the model of bytes and a control loop that plays what the test wrote.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coordinator::Coordinator;
 use coordinator::api::{ApiLimits, AppParts, AppState, EdgeMetrics, EndedRequest, HttpPort, router, serve_http};
-use coordinator::request_handle::{
-    ClientEvent, Placement, Readiness, Rejected, RequestControl, RequestHandle, RequestSummary, Submission, Submit,
-    TokenTimes,
-};
-use coordinator::text::{Chat, TextCodec, TextError, TextModel, TextOf, TokenizerInfo, ToolFormat};
+use coordinator::request_handle::{Readiness, Rejected, RequestControl, RequestHandle, Submission, Submit};
+use coordinator::text::TextModel;
 use identity::ServerCertificate;
 use service_runtime::http_guard::{HttpGuard, WebOrigin};
 use serving_core::cluster::Reach;
-use serving_core::ids::{Attempt, ChoiceIndex, NodeName, OutputIndex, RequestId, TokenId};
-use serving_core::request::{FinishReason, Lane, Request, TokenEvent, TokenLogprobs};
+use serving_core::ids::{ChoiceIndex, RequestId};
+use serving_core::request::{FinishReason, Lane, Request};
 use serving_core::stage::{Stage, StageTimings};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
+use super::byte_model::Bytes;
+use super::script::{Script, Step, say};
+
 pub const MODEL: &str = "tiny";
-pub const END: TokenId = TokenId(256);
-pub const START: TokenId = TokenId(257);
-/// Beyond the vocabulary: whoever reads its text panics.
-pub const PANICS: TokenId = TokenId(4096);
 /// Three quarters of them for one address.
 pub const CONNECTIONS_MAX: usize = 64;
 pub const MAX_MODEL_TOKENS: u32 = 512;
@@ -35,101 +31,6 @@ pub const BODY_BYTES_MAX: usize = 256 << 10;
 pub const BYTES_IN_FLIGHT_MAX: usize = BODY_BYTES_MAX;
 /// Whose pages may use the server.
 pub const CHOSEN_ORIGIN: &str = "https://chat.example.com";
-
-/// One token per byte, two control tokens, one word.
-struct Bytes {
-    table: Vec<Vec<u8>>,
-}
-
-impl Bytes {
-    fn new() -> Self {
-        let mut table: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
-        table.extend([b"<end>".to_vec(), b"<start>".to_vec(), b"word".to_vec()]);
-        Self { table }
-    }
-}
-
-impl TextCodec for Bytes {
-    /// `<end>` is found in texts; the other control token and the word are not.
-    fn encode(&self, text: &str, _add_special: bool, tokens_max: usize) -> Result<Vec<TokenId>, TextError> {
-        let bytes = |text: &str| -> Vec<TokenId> { text.bytes().map(|byte| TokenId(u32::from(byte))).collect() };
-        let parts: Vec<Vec<TokenId>> = text.split("<end>").map(bytes).collect();
-        let tokens = parts.join(&END);
-        match tokens.len() > tokens_max {
-            true => Err(TextError::TooLong { tokens_max }),
-            false => Ok(tokens),
-        }
-    }
-    fn hide_control(&self, text: &str, mark: char, _whose: TextOf) -> Option<String> {
-        text.contains("<end>")
-            .then(|| text.replace("<end>", &format!("<{mark}end>")))
-    }
-    fn encode_hidden(&self, text: &str, mark: char, limits: (bool, usize)) -> Result<Vec<TokenId>, TextError> {
-        let mark = TokenId(u32::from(mark));
-        let marked = text.chars().map(|c| TokenId(u32::from(c)));
-        let plain: Vec<TokenId> = marked.filter(|id| *id != mark).collect();
-        match plain.len() > limits.1 {
-            true => Err(TextError::TooLong { tokens_max: limits.1 }),
-            false => Ok(plain),
-        }
-    }
-    fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
-        assert!(token != PANICS, "the test asked for a panic");
-        self.table.get(token.0 as usize).map(Vec::as_slice)
-    }
-    fn is_special(&self, token: TokenId) -> bool {
-        token == END || token == START
-    }
-    fn vocab_size(&self) -> u32 {
-        self.table.len() as u32
-    }
-    fn end_tokens(&self) -> &[TokenId] {
-        &[END]
-    }
-    fn tool_format(&self) -> Option<ToolFormat> {
-        Some(ToolFormat::Tagged)
-    }
-    fn info(&self) -> TokenizerInfo {
-        TokenizerInfo {
-            begin: Some("<start>".to_owned()),
-            end: Some("<end>".to_owned()),
-            chat_template: Some("{{ messages }}".to_owned()),
-            ..TokenizerInfo::default()
-        }
-    }
-    fn render_chat(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, TextError> {
-        let turn = |turn: &serde_json::Value| {
-            let (role, content) = (turn["role"].as_str().unwrap(), turn["content"].as_str().unwrap());
-            assert!(content != "panic", "the test asked for a panic");
-            let calls = turn.get("tool_calls").map_or(String::new(), ToString::to_string);
-            format!("[{role}]{content}{calls}")
-        };
-        let names = chat
-            .tools
-            .iter()
-            .map(|tool| format!("({})", tool["function"]["name"].as_str().unwrap()));
-        let body: String = names.chain(chat.messages.iter().map(turn)).collect();
-        Ok(if add_generation_prompt {
-            body + "[assistant]"
-        } else {
-            body
-        })
-    }
-}
-
-/// What the scripted loop does with one request.
-pub enum Script {
-    Reject(Rejected),
-    Play(Vec<Step>),
-}
-
-pub enum Step {
-    Event(ClientEvent),
-    /// Waits until the test lets it go on.
-    Wait(oneshot::Receiver<()>),
-    /// Keeps the stream open until the edge drops it.
-    Hang,
-}
 
 type Play = Box<dyn Fn(&Request) -> Script + Send + Sync>;
 
@@ -421,93 +322,4 @@ pub async fn until<T>(mut probe: impl FnMut() -> Option<T>) -> T {
         assert!(tokio::time::Instant::now() < deadline, "it never came");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-}
-
-pub fn placed() -> Step {
-    Step::Event(ClientEvent::Placed(Placement {
-        attempt: Attempt(0),
-        prefill_node: Some(NodeName::new("prefill-0")),
-        decode_node: Some(NodeName::new("decode-0")),
-        route_reason: "least_loaded".to_owned(),
-        local_prefill: None,
-        queued_for: Duration::from_millis(7),
-    }))
-}
-
-/// One token; its logprobs, where asked for, are made from its id so that a test can foretell them.
-/// `place`: choice and index.
-pub fn token(request: &Request, place: (u32, u32), token: TokenId, finish: Option<FinishReason>) -> Step {
-    let event = TokenEvent {
-        choice: ChoiceIndex(place.0),
-        index: OutputIndex(place.1),
-        token,
-        logprobs: request.logprobs.map(|k| logprobs(token, k)),
-        finish,
-    };
-    Step::Event(ClientEvent::Token(event, TokenTimes::received(Instant::now())))
-}
-
-pub fn logprobs(token: TokenId, k: u32) -> TokenLogprobs {
-    let top = (0..k)
-        .map(|rank| (TokenId(b'a'.into()), rank))
-        .map(|(a, rank)| (TokenId(a.0 + rank), -1.0 - rank as f32));
-    TokenLogprobs {
-        logprob: -(token.0 as f32) / 100.0,
-        top: top.collect(),
-    }
-}
-
-/// What a coordinator tells of a request before the nodes' last reports.
-pub fn known() -> Step {
-    Step::Event(ClientEvent::Known(Box::new(RequestSummary {
-        timings: StageTimings(vec![(Stage::Queue, Duration::from_micros(10))]),
-        cached_tokens: 3,
-        attempts: 1,
-        ..RequestSummary::default()
-    })))
-}
-
-pub fn done() -> Step {
-    let timings = StageTimings(vec![
-        (Stage::Queue, Duration::from_micros(10)),
-        (Stage::PrefillForward, Duration::from_micros(20)),
-        (Stage::Decode, Duration::from_micros(30)),
-    ]);
-    Step::Event(ClientEvent::Done(Box::new(RequestSummary {
-        timings,
-        cached_tokens: 3,
-        kv_bytes: 4096,
-        transfer: Duration::from_micros(1500),
-        transport: Some("grpc".to_owned()),
-        kv_hashes: vec![0xab, 0x1_0000_0000],
-        attempts: 1,
-        ..RequestSummary::default()
-    })))
-}
-
-/// Each choice says its text byte by byte and ends with the end token (or by length, when the budget is short).
-pub fn say(request: &Request, text: impl Fn(u32) -> String) -> Vec<Step> {
-    let mut steps = vec![placed()];
-    if let Some(k) = request.prompt_logprobs {
-        let tokens = request.prompt.iter().skip(1).map(|id| logprobs(*id, k)).collect();
-        steps.push(Step::Event(ClientEvent::PromptLogprobs {
-            first_position: 1,
-            tokens,
-        }));
-    }
-    let budget = request.stop.max_tokens;
-    for choice in 0..request.choice_count {
-        let mut tokens: Vec<TokenId> = text(choice).bytes().map(|byte| TokenId(u32::from(byte))).collect();
-        tokens.push(END);
-        for (index, id) in (0..budget).zip(tokens) {
-            let finish = match id {
-                END => Some(FinishReason::EndToken),
-                _ if index + 1 == budget => Some(FinishReason::Length),
-                _ => None,
-            };
-            steps.push(token(request, (choice, index), id, finish));
-        }
-    }
-    steps.push(done());
-    steps
 }

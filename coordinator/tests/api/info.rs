@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::client::{PATIENCE, get, post};
 use super::common;
-use super::harness::{MODEL, Script, Server, Step, placed, until};
+use super::harness::{MODEL, Server, until};
+use super::script::{Script, Step, placed};
 
 #[tokio::test]
 async fn a_client_without_a_tokenizer_gets_what_it_needs_of_it() {

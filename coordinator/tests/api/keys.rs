@@ -12,7 +12,8 @@ use serving_core::request::{Lane, Request, RequestError};
 use tempfile::TempDir;
 
 use super::client::{Answer, request, send};
-use super::harness::{MODEL, Script, Server, Step, placed, say, until};
+use super::harness::{MODEL, Server, until};
+use super::script::{Script, Step, placed, say};
 
 /// A server that asks for keys, and its keys.
 struct Guarded {

@@ -1,11 +1,12 @@
 //! The HTTP edge over real sockets, with a scripted control loop behind it.
 //! Never starts a node: what crosses processes is tested in `integration-tests`.
-//! Read first: `harness` (the scripted `Submit`), then `completions`.
+//! Read first: `harness` (the scripted `Submit`) and `script` (what it plays), then `completions`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod bad_input;
+mod byte_model;
 mod cache;
 mod chat;
 mod client;
@@ -22,6 +23,7 @@ mod info;
 mod keys;
 mod other_origins;
 mod responses;
+mod script;
 mod service_levels;
 mod several_prompts;
 mod streaming;

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 use serving_core::request::{OutputGrammar, RequestError};
 
 use super::client::{assert_refused, post, request, send};
-use super::harness::{MODEL, Script, Server, Step, say};
+use super::harness::{MODEL, Server};
+use super::script::{Script, Step, say};
 use coordinator::request_handle::ClientEvent;
 
 const PATH: &str = "/v1/responses";

@@ -9,7 +9,8 @@ use serving_core::request::Request;
 use serving_core::stage::Stage;
 
 use super::client::{PATIENCE, assert_refused, get, post, post_with};
-use super::harness::{MODEL, Script, Server, say};
+use super::harness::{MODEL, Server};
+use super::script::{Script, say};
 
 /// No request is as quick as the first profile wants, and none as slow as the second one allows.
 const FILE: &str = r#"

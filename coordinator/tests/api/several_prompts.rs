@@ -11,7 +11,8 @@ use serving_core::stage::{Stage, StageTimings};
 use tokio::sync::oneshot;
 
 use super::client::{get, post_with};
-use super::harness::{MODEL, Script, Server, Step, say};
+use super::harness::{MODEL, Server};
+use super::script::{Script, Step, say};
 
 /// Of the prompt "b", which is the faster one.
 const FORWARD: Duration = Duration::from_micros(1250);

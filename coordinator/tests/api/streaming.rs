@@ -8,7 +8,8 @@ use serving_core::stage::Stage;
 use tokio::sync::oneshot;
 
 use super::client::{Answer, post};
-use super::harness::{MODEL, Script, Server, Step, done, known, placed, say, token};
+use super::harness::{MODEL, Server};
+use super::script::{Script, Step, done, known, placed, say, token};
 
 async fn stream(server: &Server, path: &str, fields: Value) -> Answer {
     let mut body = match path {

@@ -5,7 +5,8 @@ use std::io::Write as _;
 use serde_json::{Value, json};
 
 use super::client::{get, post, request, send};
-use super::harness::{MODEL, Script, Server};
+use super::harness::{MODEL, Server};
+use super::script::Script;
 
 #[tokio::test]
 async fn models_are_listed_and_found() {

@@ -19,7 +19,8 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
 use super::client::{Answer, PATIENCE, get, parse, request};
-use super::harness::{CONNECTIONS_MAX, Script, Server, say};
+use super::harness::{CONNECTIONS_MAX, Server};
+use super::script::{Script, say};
 
 /// A server with a certificate of a new authority in `folder`.
 async fn start(folder: &Path, keys: Option<Keys>) -> (Server, Authority) {
