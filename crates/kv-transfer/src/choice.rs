@@ -28,7 +28,7 @@ impl Serialize for TransportKind {
 }
 
 /// Why a pair goes without a transport, or without a mode of it, that this node would have used. It is tried again when the
-/// pair's stream is made again.
+/// pair's stream is made again, and after a while where its reason may pass.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{detail}")]
 pub(crate) struct Fallback {

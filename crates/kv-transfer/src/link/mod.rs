@@ -49,6 +49,12 @@ pub(crate) trait KvTransport: Send + Sync + Debug {
         Ok(None)
     }
 
+    /// Whether a link that is made also carries. Where it may not, the first transfer pays for the try, so a pair that has gone on
+    /// to its next transport does not try this one again.
+    fn proves_its_links(&self) -> bool {
+        true
+    }
+
     /// The prefill node's end: reaches the peer and shakes hands.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! A prefill node's pairs: one per decode node, each over the best transport that both know, and the transfers on them.
 
+mod better;
 mod copies;
 mod pair;
 mod pair_stream;
@@ -33,6 +34,9 @@ const PAIRS_MAX: usize = 1024;
 /// a ring whose pages the system has not given yet.
 const PAIR_IDLE_MAX: Duration = Duration::from_secs(300);
 
+/// A try takes milliseconds where the peer answers. A minute of gRPC is little beside the life of a pair.
+const BETTER_AFTER: Duration = Duration::from_secs(60);
+
 #[derive(Clone, Debug)]
 pub struct PairConfig {
     pub me: NodeId,
@@ -58,6 +62,8 @@ pub struct PairConfig {
     /// nodes stay in touch by the stream over which they met, so the pair's health stays true. The next transfer opens the
     /// link again and waits for that.
     pub idle_max: Duration,
+    /// A pair that goes without a better transport, for a reason that may pass, tries it again after so long, and again.
+    pub better_after: Duration,
     #[cfg(test)]
     pub(crate) tap: crate::conformance::Tapping,
 }
@@ -79,6 +85,7 @@ impl PairConfig {
             floor_bytes_per_second: 1 << 20,
             connect_wait: Duration::from_secs(1),
             idle_max: PAIR_IDLE_MAX,
+            better_after: BETTER_AFTER,
             #[cfg(test)]
             tap: Default::default(),
         }

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::PairConfig;
 use super::Ways;
+use super::better::{Better, closed_when_quiet};
 use super::pair_stream::{Carried, PairStream, carry};
 use crate::choice::{Fallback, Fallbacks};
 use crate::link::budget::Budget;
@@ -126,23 +127,63 @@ impl Pair {
 
     /// Links while the pair is used, and the stream over which the nodes met while it is not.
     async fn one_life(&self) -> Result<Infallible, PairFault> {
-        let peer = &self.peer.node;
         loop {
             let mut met = self.meet().await?;
             if matches!(*self.state.borrow(), PairState::Idle) {
                 self.is_wanted(&mut met).await?;
             }
-            let link = self.best_link(met).await?;
-            let (live, replies) = PairStream::new(peer.clone(), link);
-            self.state.send_replace(PairState::Usable(live.clone()));
-            let transport = live.carrier.kind().name();
-            self.tell(Ok(transport));
-            tracing::info!(%peer, address = %self.peer.address, transport, "pair is up");
-            match carry(&live, replies, &self.shared.config).await {
-                Carried::Over(fault) => return Err(fault),
-                Carried::Idle => self.rest(),
+            let (mut link, mut better) = self.best_link(met).await?;
+            while let Some(next) = self.carry_over(link, &mut better).await? {
+                link = next;
             }
+            self.rest();
+        }
+    }
+
+    /// Carries transfers over a link. `Some`: a better link carries them from now on. `None`: the pair is idle.
+    async fn carry_over(&self, link: Link, better: &mut Better) -> Result<Option<Link>, PairFault> {
+        let peer = &self.peer.node;
+        let (live, replies) = PairStream::new(peer.clone(), link);
+        self.state.send_replace(PairState::Usable(live.clone()));
+        let transport = live.carrier.kind().name();
+        self.tell(Ok(transport));
+        tracing::info!(%peer, address = %self.peer.address, transport, "pair is up");
+        let found = tokio::select! {
+            carried = carry(&live, replies, &self.shared.config) => match carried {
+                Carried::Over(fault) => Err(fault),
+                Carried::Idle => Ok(None),
+            },
+            found = self.better_link(&live, better) => Ok(Some(found)),
+        };
+        let Some((at, next)) = found? else {
             tracing::info!(%peer, transport, "a pair is idle and gives its memory back");
+            return Ok(None);
+        };
+        better.ways.truncate(at);
+        tracing::info!(%peer, transport, "a pair leaves a transport for a better one");
+        Ok(Some(next))
+    }
+
+    /// Tries the better transports now and then, best first, while the pair's stream goes on. Ends with the link of one and its
+    /// place among them, in a moment in which no transfer is under way. The stream takes none any more then.
+    async fn better_link(&self, live: &PairStream, better: &Better) -> (usize, Link) {
+        if better.ways.is_empty() {
+            return std::future::pending().await;
+        }
+        loop {
+            tokio::time::sleep(self.shared.config.better_after).await;
+            for (at, way) in better.ways.iter().enumerate() {
+                let dial = self.dial(better.offer(way.kind()));
+                let Ok(link) = way.connect(&dial).await else {
+                    continue;
+                };
+                if closed_when_quiet(live).await {
+                    link.lesser_because.iter().for_each(|fallback| self.without(fallback));
+                    return (at, self.tapped(link));
+                }
+                link.outbox.over.cancel();
+                break;
+            }
         }
     }
 
@@ -199,24 +240,25 @@ impl Pair {
         Err(asked.await.clone())
     }
 
-    /// The best way that both nodes know, in this node's order.
-    async fn best_link(&self, met: Link) -> Result<Link, PairFault> {
+    /// The best way that both nodes know, in this node's order, and what may be better later.
+    async fn best_link(&self, met: Link) -> Result<(Link, Better), PairFault> {
         let ways = &self.shared.ways;
+        let mut better = Better::of(&met.hello.offers);
         let mut missing: Option<Fallback> = None;
         for way in &ways.best_first {
             if way.kind() == ways.meeting.kind() {
-                return Ok(self.tapped(met));
+                return Ok((self.tapped(met), better));
             }
-            let mut offers = met.hello.offers.iter();
-            let offer = offers.find(|offer| offer.transport == way.kind().name());
-            match way.connect(&self.dial(offer.map(|offer| &offer.offer[..]))).await {
+            let connected = way.connect(&self.dial(better.offer(way.kind()))).await;
+            match connected {
                 Ok(link) => {
                     link.lesser_because.iter().for_each(|fallback| self.without(fallback));
                     met.outbox.over.cancel();
-                    return Ok(self.tapped(link));
+                    return Ok((self.tapped(link), better));
                 }
                 Err(NoLink::Way(fallback)) => {
                     self.without(&fallback);
+                    better.note(way, &fallback);
                     // A reason that may pass counts before those that last.
                     missing = missing.filter(|missing| missing.may_pass).or(Some(fallback));
                 }

@@ -148,7 +148,7 @@ impl PairStream {
     }
 
     /// False while a transfer is under way, or one was not long ago.
-    fn close_if_idle(&self, idle_max: Duration, now: Instant) -> bool {
+    pub fn close_if_idle(&self, idle_max: Duration, now: Instant) -> bool {
         let mut transfers = self.transfers();
         if !transfers.registered.is_empty() {
             return false;

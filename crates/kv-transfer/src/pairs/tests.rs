@@ -1,13 +1,19 @@
-//! Pairs that nobody uses for a while.
+//! Pairs that nobody uses for a while, and pairs that go without a better transport for a while.
+
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
-use crate::conformance::{CommitAnswer, LAYER_BYTES, Recorder, Served, compatibility, node, within};
+use crate::choice::Fallback;
+use crate::conformance::{
+    CommitAnswer, LAYER_BYTES, Pattern, Recorder, Served, compatibility, empty_ticket, eventually, node, start, within,
+};
+use crate::link::{Dial, Link, NoLink};
 use crate::receiver::Receiver;
+use crate::transport::AbortReason;
 use crate::{ReceivingEnd, grpc, shm, test_process, transports};
 
 /// A decode node that shares memory.
-async fn decode_node() -> Served {
-    let sink = Recorder::new(CommitAnswer::Accept);
+async fn decode_node(sink: Arc<Recorder>) -> Served {
     let receiver = Receiver::new(node("decode-0", 22), compatibility(1), sink);
     test_process::serve("", move || {
         let mut routes = tonic::service::RoutesBuilder::default();
@@ -25,7 +31,7 @@ async fn decode_node() -> Served {
 
 #[tokio::test]
 async fn a_wish_that_was_granted_long_ago_does_not_open_an_idle_pair() {
-    let served = decode_node().await;
+    let served = decode_node(Recorder::new(CommitAnswer::Accept)).await;
     let transport = transports::pairs(PairConfig {
         idle_max: Duration::from_millis(50),
         stall_window: Duration::from_millis(40),
@@ -47,4 +53,74 @@ async fn a_wish_that_was_granted_long_ago_does_not_open_an_idle_pair() {
     let opened = state.wait_for(|state| matches!(state, PairState::Usable(_)));
     let opened = tokio::time::timeout(Duration::from_millis(300), opened).await;
     assert!(opened.is_err(), "a link was opened for nobody");
+}
+
+/// A transport that is refused at the first dial.
+#[derive(Debug)]
+struct RefusedOnce {
+    inner: Arc<dyn KvTransport>,
+    dials: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl KvTransport for RefusedOnce {
+    fn kind(&self) -> TransportKind {
+        self.inner.kind()
+    }
+
+    async fn connect(&self, dial: &Dial<'_>) -> Result<Link, NoLink> {
+        if self.dials.fetch_add(1, Ordering::Relaxed) > 0 {
+            return self.inner.connect(dial).await;
+        }
+        Err(NoLink::Way(Fallback {
+            wanted: self.kind(),
+            reason: "refused",
+            detail: "the test refuses it".to_owned(),
+            may_pass: true,
+        }))
+    }
+}
+
+#[tokio::test]
+async fn a_pair_takes_a_better_transport_later_and_cuts_no_transfer_for_it() {
+    let sink = Recorder::new(CommitAnswer::Accept);
+    let served = decode_node(sink.clone()).await;
+    let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
+    let config = PairConfig {
+        better_after: Duration::from_millis(100),
+        ..PairConfig::new(prefill.clone(), compatibility(1)).over(vec![shm::KIND, grpc::KIND])
+    };
+    let usual = transports::pairs(config.clone());
+    let ways = &usual.shared.ways;
+    let [shared_memory, streams] = &ways.best_first[..] else {
+        panic!("{ways:?}");
+    };
+    let dials: Arc<AtomicU32> = Arc::default();
+    let refused: Arc<dyn KvTransport> = Arc::new(RefusedOnce {
+        inner: shared_memory.clone(),
+        dials: dials.clone(),
+    });
+    let ways = Ways {
+        meeting: ways.meeting.clone(),
+        best_first: vec![refused, streams.clone()],
+    };
+    let transport = PairTransport::new(config, ways);
+    let ticket = empty_ticket(decode, &served.address);
+    sink.reserve(ticket.transfer, &prefill, &ticket);
+    let begun = transport.begin(start(&ticket, Arc::new(Pattern)));
+    let transfer = within("begin", begun).await.unwrap();
+    assert_eq!(transfer.transport(), grpc::KIND);
+    let health = transport.health();
+    let carries = |kind: TransportKind| {
+        let pairs = health.borrow();
+        pairs.iter().any(|pair| pair.transport.as_deref() == Some(kind.name()))
+    };
+    eventually("the better one is dialled again", || dials.load(Ordering::Relaxed) > 1).await;
+    assert!(carries(grpc::KIND), "a transfer is under way");
+    within("abort", transfer.abort(AbortReason::Cancelled)).await;
+    eventually("the better one carries the pair", || carries(shm::KIND)).await;
+    let next = empty_ticket(node("decode-0", 22), &served.address);
+    sink.reserve(next.transfer, &prefill, &next);
+    let begun = within("begin again", transport.begin(start(&next, Arc::new(Pattern)))).await;
+    assert_eq!(begun.unwrap().transport(), shm::KIND);
 }

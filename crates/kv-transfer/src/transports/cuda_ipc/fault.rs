@@ -9,7 +9,7 @@ use crate::choice::Fallback;
 use crate::device::DeviceFault;
 use crate::transports::shm::ShmFault;
 
-/// It is tried again when the pair's stream is made again.
+/// It is tried again as [`Fallback`] says.
 #[derive(Debug, Error)]
 pub(super) enum IpcFault {
     #[error(

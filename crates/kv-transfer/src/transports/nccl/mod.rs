@@ -95,6 +95,11 @@ impl KvTransport for Nccl {
         &[(KIND, &NcclFault::NAMES)]
     }
 
+    /// The communicator comes with the first transfer.
+    fn proves_its_links(&self) -> bool {
+        false
+    }
+
     fn serve(&self, receiver: &Arc<Receiver>, end: &ReceivingEnd) -> io::Result<Option<Serving>> {
         let device = self.device.as_ref().ok_or_else(|| {
             let why = "this node's KV is not in the memory of a CUDA device";

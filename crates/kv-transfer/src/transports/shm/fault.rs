@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::choice::Fallback;
 
-/// Why a pair has no shared memory. It is tried again when the pair's stream is made again.
+/// Why a pair has no shared memory. It is tried again as [`Fallback`] says.
 #[derive(Debug, Error)]
 pub enum ShmFault {
     #[error("the decode node does not offer it; its `transports` leave it out")]
