@@ -9,6 +9,7 @@ use identity::Identity;
 use opentelemetry::trace::TraceId;
 use service_runtime::shutdown::Shutdown;
 use service_runtime::spans;
+use serving_core::ids::NodeEpoch;
 use serving_core::node::NodeCapacity;
 use tokio::sync::Semaphore;
 
@@ -40,6 +41,8 @@ pub struct Insight {
     pub cluster: Option<Arc<dyn ClusterView>>,
     /// This coordinator's name.
     pub name: String,
+    /// Of this life of it. `None` where no node knows it, as in the edge's tests.
+    pub epoch: Option<NodeEpoch>,
     /// host:port of the HTTP listener.
     pub listen: String,
     /// host:port where nodes join.

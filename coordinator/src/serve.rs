@@ -251,6 +251,7 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
         node_clocks: coordinator.clocks.clone(),
         cluster: Some(coordinator.metrics.clone()),
         name: config.name.clone(),
+        epoch: Some(coordinator.id.epoch),
         nodes: Some(coordinator.handle.clone()),
         listen: http_address.to_string(),
         control: config

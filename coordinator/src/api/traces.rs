@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use service_runtime::spans;
 use service_runtime::spans::otlp::{EventView, SpanView, Spans};
+use serving_core::ids::NodeEpoch;
 
 use super::AppState;
 use super::admin::{Asked, unknown_request};
@@ -57,8 +58,9 @@ pub(super) fn took_part(record: &Detail) -> BTreeSet<&str> {
 }
 
 async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Gathered {
-    let mut all = spans::of_trace(trace).await;
+    let mut all = spans::of_trace(trace, None).await;
     let insight = &state.insight;
+    let path = &path_of_spans(trace, insight.epoch);
     let nodes = insight.nodes();
     let is_here = |name: &str| nodes.iter().any(|(node, _)| node == name);
     let took_part = record.map(took_part).unwrap_or_default();
@@ -72,9 +74,7 @@ async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Ga
     let mut answers: FuturesUnordered<_> = nodes
         .into_iter()
         .map(|(node, address)| async move {
-            let answer = insight
-                .ask_node((&node, &address), &format!("/admin/spans/{trace}"))
-                .await;
+            let answer = insight.ask_node((&node, &address), path).await;
             (node, answer.and_then(|bytes| spans_of(&bytes)))
         })
         .collect();
@@ -88,6 +88,13 @@ async fn gather(state: &AppState, trace: TraceId, record: Option<&Detail>) -> Ga
         spans: all,
         not_asked: missing,
     }
+}
+
+/// A node answers with times on this coordinator's wall clock. One of an earlier version leaves them on the clock of the coordinator
+/// that it knew first.
+fn path_of_spans(trace: TraceId, epoch: Option<NodeEpoch>) -> String {
+    let clock = epoch.map_or(String::new(), |epoch| format!("?clock={epoch}"));
+    format!("/admin/spans/{trace}{clock}")
 }
 
 fn spans_of(answer: &[u8]) -> Result<Spans, String> {
@@ -206,6 +213,14 @@ mod tests {
             links: Vec::new(),
             error: None,
         }
+    }
+
+    #[test]
+    fn nodes_are_asked_for_spans_on_this_coordinators_clock() {
+        let trace = TraceId::from(5_u128);
+        let path = path_of_spans(trace, Some(NodeEpoch(0xab)));
+        assert_eq!(path, format!("/admin/spans/{trace}?clock=00000000000000ab"));
+        assert_eq!(path_of_spans(trace, None), format!("/admin/spans/{trace}"));
     }
 
     #[test]

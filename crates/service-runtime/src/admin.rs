@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use opentelemetry::trace::TraceId;
 use serde_json::json;
+use serving_core::ids::NodeEpoch;
 use serving_core::scheduler::BlockReport;
 use tokio::sync::oneshot;
 
@@ -31,7 +32,8 @@ pub(crate) fn router(ledger: Arc<dyn BlockLedger>) -> axum::Router {
 }
 
 /// The spans of one trace that ended in this process, as OTLP JSON. `?export=true` also hands them to the collector,
-/// sampled or not: a coordinator asks for it when a request went wrong.
+/// sampled or not: a coordinator asks for it when a request went wrong. `?clock=EPOCH` puts them on the wall clock of the
+/// coordinator of this epoch.
 pub(crate) async fn spans(Path(trace_id): Path<String>, Query(wish): Query<SpanWish>) -> Response {
     let Ok(trace) = TraceId::from_hex(&trace_id) else {
         let error = json!({ "error": "a trace id is 32 hexadecimal digits" });
@@ -40,13 +42,16 @@ pub(crate) async fn spans(Path(trace_id): Path<String>, Query(wish): Query<SpanW
     if wish.export {
         spans::export_anyway(trace).await;
     }
-    axum::Json(spans::of_trace(trace).await).into_response()
+    let reader = wish.clock.and_then(|epoch| u64::from_str_radix(&epoch, 16).ok());
+    axum::Json(spans::of_trace(trace, reader.map(NodeEpoch)).await).into_response()
 }
 
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default)]
 pub(crate) struct SpanWish {
     export: bool,
+    /// 16 hexadecimal digits.
+    clock: Option<String>,
 }
 
 async fn blocks(State(ledger): State<Arc<dyn BlockLedger>>) -> Response {

@@ -18,7 +18,6 @@ use tokio::task::AbortHandle;
 use tonic::transport::Channel;
 
 use crate::clock::Clock;
-use crate::telemetry;
 
 /// Exchanges right after joining, so that the first request finds a good offset.
 const FIRST_EXCHANGES: u32 = 5;
@@ -118,17 +117,14 @@ impl Drop for Measuring {
     }
 }
 
-/// Starts measuring. Spans are written in the wall clock of one coordinator: the first of those that are connected.
-/// `is_reference` says whether it is this coordinator.
+/// Starts measuring. `note` is told each estimate before the coordinator is.
 pub(crate) fn measure(
     client: MembershipServiceClient<Channel>,
     reports: mpsc::Sender<v1::NodeReport>,
-    is_reference: impl Fn() -> bool + Send + 'static,
+    note: impl Fn(ClockOffset) + Send + 'static,
 ) -> Measuring {
     let report = move |offset| {
-        if is_reference() {
-            telemetry::set_wall_offset(offset);
-        }
+        note(offset);
         // The queue is full: the coordinator does not read. The next sample is newer anyway.
         let _ = reports.try_send(NodeReport::Clock(offset).into());
     };

@@ -26,4 +26,5 @@ pub mod shutdown;
 pub mod spans;
 pub mod telemetry;
 pub mod units;
+mod wall_clocks;
 pub mod watched_file;

@@ -8,7 +8,6 @@
 //! is full, the span is not exported, but still kept.
 
 use std::io::IsTerminal as _;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use opentelemetry::trace::{
@@ -16,7 +15,6 @@ use opentelemetry::trace::{
 };
 use opentelemetry::{Context, InstrumentationScope, KeyValue, Value, global};
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use proto::messages::ClockOffset;
 use serving_core::time::Time;
 use thiserror::Error;
 use tracing::{Event, Span};
@@ -322,18 +320,6 @@ impl MeasuredSpan {
         span.end_with_timestamp(anchor.wall(self.end));
         context
     }
-}
-
-/// The coordinator's wall clock less this process's. `None` on the coordinator itself.
-static WALL_OFFSET: Mutex<Option<ClockOffset>> = Mutex::new(None);
-
-/// From now on spans are written in the coordinator's wall clock.
-pub(crate) fn set_wall_offset(offset: ClockOffset) {
-    *WALL_OFFSET.lock().unwrap_or_else(PoisonError::into_inner) = Some(offset);
-}
-
-pub(crate) fn wall_offset() -> Option<ClockOffset> {
-    *WALL_OFFSET.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One reading of both clocks, so that the times of one span keep their distances to the nanosecond.

@@ -117,7 +117,7 @@ impl Link {
         };
         let response = opened.map_err(|_| silent)?.map_err(|status| LostReason::of(&status))?;
         let (shared, id) = (self.shared.clone(), self.id);
-        let _measuring = clock_offset::measure(clock, reports.clone(), move || shared.is_reference(id));
+        let _measuring = clock_offset::measure(clock, reports.clone(), move |offset| shared.note_clock(id, offset));
         let mut stream = Stream {
             link: self,
             reports,

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use proto::messages::Peer;
+use proto::messages::{ClockOffset, Peer};
 use serving_core::ids::NodeEpoch;
 use serving_core::node::{NodeStatus, PermitNote};
 use serving_core::scheduler::permit_shares::{PermitShares, ShareId};
 use tokio::sync::watch;
 
 use crate::clock::Clock;
+use crate::wall_clocks;
 
 /// The decode nodes that one coordinator names.
 #[derive(Debug, Default)]
@@ -24,6 +25,8 @@ pub(super) struct Shared {
     /// Whoever divides reads the status under this lock: after a division by a newer status, an older one would give permits
     /// out again that the node has already received.
     permits: Mutex<PermitShares>,
+    /// The coordinators whose streams are open.
+    connected: Mutex<BTreeMap<ShareId, NodeEpoch>>,
     named: Mutex<BTreeMap<ShareId, NamedPeers>>,
     peers: watch::Sender<Vec<Peer>>,
     /// Wakes the streams when permits change owners.
@@ -34,6 +37,7 @@ impl Shared {
     pub(super) fn new(peers: watch::Sender<Vec<Peer>>) -> Self {
         Self {
             permits: Mutex::default(),
+            connected: Mutex::default(),
             named: Mutex::default(),
             peers,
             divided_anew: watch::channel(()).0,
@@ -46,18 +50,35 @@ impl Shared {
 
     pub(super) fn connect(&self, id: ShareId, coordinator: NodeEpoch) {
         self.permits().connect(id, coordinator);
+        self.connected().insert(id, coordinator);
         self.divided_anew.send_replace(());
     }
 
-    /// Of the connected coordinators, the one that was known first.
-    pub(super) fn is_reference(&self, id: ShareId) -> bool {
-        self.permits().first() == Some(id)
+    /// A coordinator's clock was measured. Spans are kept on the clock of one coordinator: of those that are connected, the one
+    /// that was known first.
+    pub(super) fn note_clock(&self, id: ShareId, offset: ClockOffset) {
+        if self.permits().first() == Some(id) {
+            wall_clocks::set_reference(offset);
+        }
+        if let Some(coordinator) = self.connected().get(&id) {
+            wall_clocks::note(*coordinator, offset);
+        }
+    }
+
+    fn connected(&self) -> MutexGuard<'_, BTreeMap<ShareId, NodeEpoch>> {
+        self.connected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The stream is lost. Its peers stay known while no other coordinator names any: links to them carry requests that
     /// still run, and the next stream brings a new list.
     pub(super) fn disconnect(&self, id: ShareId) {
         self.permits().disconnect(id);
+        // Under the lock: a clock that is being measured may not be noted after this.
+        let mut connected = self.connected();
+        if let Some(coordinator) = connected.remove(&id) {
+            wall_clocks::forget(coordinator);
+        }
+        drop(connected);
         self.divided_anew.send_replace(());
         self.change_peers(|named| named.entry(id).or_default().is_current = false);
     }

@@ -20,8 +20,10 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{BatchSpanProcessor, Span, SpanData, SpanProcessor};
 use proto::messages::ClockOffset;
+use serving_core::ids::NodeEpoch;
 
-use crate::telemetry::{self, MeasuredSpan};
+use crate::telemetry::MeasuredSpan;
+use crate::wall_clocks;
 use flavor::OtelFlavor;
 use recorder::Recorder;
 use store::SpanStore;
@@ -78,7 +80,7 @@ impl KeptSpans {
     /// Takes a span that has ended.
     fn add(&self, mut span: SpanData) {
         start_where_it_began(&mut span);
-        if let Some(offset) = telemetry::wall_offset() {
+        if let Some(offset) = wall_clocks::reference() {
             shift(&mut span, offset);
         }
         flavor::dress(&mut span, &self.flavors);
@@ -108,13 +110,18 @@ pub(crate) fn change_service(resource: &Resource, exporter: Option<BatchSpanProc
     }
 }
 
-/// The spans of one trace that ended here, as OTLP. Empty when none is kept (or no longer kept).
-pub async fn of_trace(trace: TraceId) -> otlp::Spans {
+/// The spans of one trace that ended here, as OTLP: on the wall clock of `reader`, where that is a coordinator of this node. Empty
+/// when none is kept (or no longer kept).
+pub async fn of_trace(trace: TraceId, reader: Option<NodeEpoch>) -> otlp::Spans {
     let Some(Here { kept, recorder }) = HERE.get() else {
         return otlp::Spans::default();
     };
     recorder.settled(FLUSHED_WITHIN).await;
-    otlp::Spans::of(kept.store.get(trace), &kept.service().resource)
+    let mut spans = kept.store.get(trace);
+    if let Some(by) = reader.and_then(wall_clocks::from_reference_to) {
+        spans.iter_mut().for_each(|span| shift_on(span, by));
+    }
+    otlp::Spans::of(spans, &kept.service().resource)
 }
 
 /// Whether there is a collector that gets spans.
@@ -232,9 +239,39 @@ fn start_where_it_began(span: &mut SpanData) {
     }
 }
 
-/// Puts a span on the coordinator's wall clock. Server spans, on which other processes' spans depend, say by how much they
-/// were moved.
+/// Of a server span, on which other processes' spans depend: how much was added to its times, and by how much that may be wrong.
+const CLOCK_OFFSET_MS: &str = "clock.offset_ms";
+const CLOCK_ERROR_MS: &str = "clock.error_ms";
+
+/// What an offset says in these attributes.
+fn in_ms(offset: ClockOffset) -> [(&'static str, f64); 2] {
+    [
+        (CLOCK_OFFSET_MS, offset.unix_ns as f64 / 1e6),
+        (CLOCK_ERROR_MS, offset.error.as_secs_f64() * 1e3),
+    ]
+}
+
+/// Puts a span of this process's clock on the reference's.
 fn shift(span: &mut SpanData, offset: ClockOffset) {
+    shift_times(span, offset);
+    if span.span_kind == SpanKind::Server {
+        span.attributes
+            .extend(in_ms(offset).map(|(key, ms)| KeyValue::new(key, ms)));
+    }
+}
+
+/// Puts a span of the reference's clock on another coordinator's.
+fn shift_on(span: &mut SpanData, by: ClockOffset) {
+    shift_times(span, by);
+    for pair in &mut span.attributes {
+        let added = in_ms(by).into_iter().find(|(key, _)| pair.key.as_str() == *key);
+        if let (Some((_, added)), Value::F64(ms)) = (added, &mut pair.value) {
+            *ms += added;
+        }
+    }
+}
+
+fn shift_times(span: &mut SpanData, offset: ClockOffset) {
     let moved = |time: SystemTime| {
         let by = Duration::from_nanos(offset.unix_ns.unsigned_abs());
         let shifted = if offset.unix_ns < 0 {
@@ -248,12 +285,6 @@ fn shift(span: &mut SpanData, offset: ClockOffset) {
     span.end_time = moved(span.end_time);
     for event in &mut span.events.events {
         event.timestamp = moved(event.timestamp);
-    }
-    if span.span_kind == SpanKind::Server {
-        let milliseconds = |nanoseconds: f64| nanoseconds / 1e6;
-        let offset_ms = KeyValue::new("clock.offset_ms", milliseconds(offset.unix_ns as f64));
-        let error_ms = KeyValue::new("clock.error_ms", offset.error.as_secs_f64() * 1e3);
-        span.attributes.extend([offset_ms, error_ms]);
     }
 }
 
@@ -271,5 +302,22 @@ mod tests {
         start_where_it_began(&mut late);
         assert_eq!(late.start_time, SystemTime::UNIX_EPOCH + began);
         assert_eq!(late.attributes, [KeyValue::new("bytes", 7)]);
+    }
+
+    #[test]
+    fn a_span_on_one_coordinators_clock_moves_to_anothers_and_says_so() {
+        let offset = |unix_ms: i64| ClockOffset {
+            monotonic_ns: 0,
+            unix_ns: unix_ms * 1_000_000,
+            error: Duration::from_millis(1),
+        };
+        let at = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+        let mut served = span(1, 1);
+        (served.start_time, served.end_time, served.span_kind) = (at(10_000), at(10_500), SpanKind::Server);
+        shift(&mut served, offset(3_000));
+        shift_on(&mut served, offset(-5_000));
+        assert_eq!((served.start_time, served.end_time), (at(8_000), at(8_500)));
+        let said = [(CLOCK_OFFSET_MS, -2_000.0), (CLOCK_ERROR_MS, 2.0)];
+        assert_eq!(served.attributes, said.map(|(key, ms)| KeyValue::new(key, ms)));
     }
 }
