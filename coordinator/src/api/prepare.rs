@@ -304,7 +304,8 @@ fn max_tokens(
         (Some(_), Some(asked), _) => Ok(asked),
         (Some(room), None, endpoint) => {
             let wanted = match endpoint {
-                Endpoint::Completions => COMPLETIONS_MAX_TOKENS_DEFAULT.min(room),
+                // Who asks for more tokens at least gets them.
+                Endpoint::Completions => COMPLETIONS_MAX_TOKENS_DEFAULT.max(plan.min_tokens).min(room),
                 Endpoint::Chat | Endpoint::Responses => room,
             };
             let (least, shape) = (plan.min_tokens, (prompt_tokens, plan.choice_count));

@@ -25,6 +25,16 @@ fn ids(text: &str) -> Vec<TokenId> {
 }
 
 #[tokio::test]
+async fn a_completion_of_no_length_has_room_for_the_least_that_was_asked_for() {
+    let server = Server::saying("x").await;
+    for (least, budget) in [(0, 16), (40, 40)] {
+        complete(&server, json!({"max_tokens": null, "min_tokens": least})).await;
+        let request = server.request();
+        assert_eq!((request.stop.min_tokens, request.stop.max_tokens), (least, budget));
+    }
+}
+
+#[tokio::test]
 async fn the_body_has_openais_shape() {
     let server = Server::saying("Paris.").await;
     let answer = post(
