@@ -149,6 +149,7 @@ impl Traffic {
             let mut file = File::open(path)?;
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
             let trace = trace::read(&name.unwrap_or_default(), &mut file, &ReadLimits::default())?;
+            let trace = begun_at_zero(trace);
             let scaling = Scaling {
                 length_divisor: fit.length_divisor,
                 spread: fit.spread,
@@ -305,6 +306,15 @@ fn conversations(count: usize, context_tokens: u32) -> Conversations {
     }
 }
 
+/// A file that was cut out of the middle of a trace begins at a late time. With it, all requests of a run would come at the run's end.
+fn begun_at_zero(mut trace: Trace) -> Trace {
+    let first = trace.requests.first().map_or(Duration::ZERO, |request| request.at);
+    for request in &mut trace.requests {
+        request.at = request.at.saturating_sub(first);
+    }
+    trace
+}
+
 /// The first `count` requests, their times stretched or shrunk to `length`.
 fn first_requests(trace: &Trace, count: usize, length: Duration) -> anyhow::Result<Trace> {
     let next = trace.requests.get(count).with_context(|| {
@@ -384,6 +394,31 @@ mod tests {
         let times: Vec<u64> = cut.requests.iter().map(|request| request.at.as_secs()).collect();
         assert_eq!(times, [0, 2, 4, 6, 8]);
         assert!(first_requests(&all, 11, MINUTE).is_err());
+    }
+
+    #[test]
+    fn a_file_from_the_middle_of_a_trace_begins_with_the_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("middle.jsonl");
+        let row = |at_s: u64| {
+            format!(
+                "{{\"at_ns\":{},\"prompt_tokens\":10,\"output_tokens\":5}}\n",
+                at_s * 1_000_000_000
+            )
+        };
+        let rows: String = (3600..3604).map(row).collect();
+        std::fs::write(&path, format!("{{\"baton_trace\":1}}\n{rows}")).expect("written");
+        let fit = Fit {
+            length_divisor: 1,
+            spread: None,
+            context_tokens: 2048,
+        };
+        let traffic = Traffic::of_file(&path, fit).expect("a trace");
+        let cut = traffic
+            .trace(1.0, Duration::from_secs(3), 1, &TYPICAL)
+            .expect("three requests");
+        let times: Vec<u64> = cut.requests.iter().map(|request| request.at.as_secs()).collect();
+        assert_eq!(times, [0, 1, 2]);
     }
 
     #[test]
