@@ -41,6 +41,17 @@ impl ShapeName {
         ShapeName::AzureConversation,
         ShapeName::Mooncake,
     ];
+
+    /// Tokens of the longest prompt with its answer. `None`: a file's requests are shortened to the context.
+    fn longest(self) -> Option<u32> {
+        match self {
+            Self::LongBesideStreams => Some(LONG_PROMPT_TOKENS + LONG_OUTPUT_TOKENS),
+            Self::Short => Some(SHORT_PROMPT_TOKENS + SHORT_OUTPUT_TOKENS),
+            // Messages and answers are up to half as long again.
+            Self::Conversations => Some(SYSTEM_TOKENS + TURNS * (MESSAGE_TOKENS + ANSWER_TOKENS) * 3 / 2),
+            Self::AzureConversation | Self::Mooncake | Self::All => None,
+        }
+    }
 }
 
 /// Lengths of the public traces are divided by this, so that a model of 135 M parameters on two cores can bear their mix.
@@ -108,8 +119,16 @@ pub(super) struct Fit {
 
 impl Traffic {
     /// # Errors
-    /// A trace file is not there or is none.
+    /// A trace file is not there or is none, or the shape does not fit the context.
     pub fn named(name: ShapeName, folder: &Path, context_tokens: u32) -> anyhow::Result<Self> {
+        if let Some(longest) = name.longest().filter(|longest| *longest > context_tokens) {
+            // Every arm would refuse these requests, and the verdict would be on the others.
+            let error = anyhow::anyhow!(
+                "a prompt with its answer has {longest} tokens in this shape, and --max-model-len is {context_tokens}: give at \
+                 least {longest}, or another --shape"
+            );
+            return Err(error).exit(Exit::Usage);
+        }
         let file = |file: &str, length_divisor, spread, name: &str| {
             let fit = Fit {
                 length_divisor,
@@ -382,6 +401,22 @@ mod tests {
         assert!(is_stream(&record));
         record.prompt_tokens = LONG_PROMPT_TOKENS;
         assert!(!is_stream(&record));
+    }
+
+    #[test]
+    fn a_shape_whose_requests_every_arm_would_refuse_is_refused() {
+        for (name, longest) in [
+            (ShapeName::LongBesideStreams, 1516),
+            (ShapeName::Short, 128),
+            (ShapeName::Conversations, 800),
+        ] {
+            let of = |context_tokens| Traffic::named(name, Path::new("/no/such/folder"), context_tokens);
+            let traffic = of(longest).expect("it fits");
+            traffic.trace(2.0, MINUTE, 1, &TYPICAL).expect("a trace");
+            let error = of(longest - 1).expect_err("one token too many");
+            assert_eq!(crate::exit::of(&error), Exit::Usage, "{error:#}");
+            assert!(error.to_string().contains(&longest.to_string()), "{error:#}");
+        }
     }
 
     #[test]
