@@ -97,6 +97,26 @@ async fn results_have_the_keys_that_other_tools_read() {
 }
 
 #[tokio::test]
+async fn a_file_that_cannot_be_written_takes_nothing_with_it() {
+    let server = scripted().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let csv = folder.path().join("run.csv");
+    let flags = format!(
+        "--num-prompts 2 --random-output-len 3 --run-json {} --csv {}",
+        folder.path().join("no/such/folder/run.json").display(),
+        csv.display()
+    );
+    let output = bench(&server.url(), &flags).await;
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(shown.contains("time to first token"), "{shown}");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(words.contains("cannot write") && words.contains("run.json"), "{words}");
+    let lines = std::fs::read_to_string(csv).expect("the table");
+    assert_eq!(lines.lines().count(), 3, "{lines}");
+}
+
+#[tokio::test]
 async fn loops_scenarios_and_mistakes_are_told_apart() {
     let server = scripted().await;
     let url = server.url();

@@ -38,7 +38,8 @@ The rows (prompt/answer tokens, scaled down together when the context is shorter
   D 2048/1024, 8 users   E 4096/256, 16 users, a shared prefix   F a mix of A to D at --rate
 A cold row has prompts that no server has seen. Before a warm row its prompts (row E: its prefix) are sent once.
 
-Exit status: 0; 3 when a row does not meet the contract; 130 after Ctrl-C.";
+Exit status: 0; 3 when a row does not meet the contract; 5 when the contract cannot be judged, because the client sent late;
+130 after Ctrl-C.";
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
@@ -141,11 +142,13 @@ struct Measured {
 pub fn run(args: &MatrixArgs) -> anyhow::Result<Exit> {
     let judge = args.judge.read()?;
     let (measured, is_whole) = until_interrupted(async |stop| rows(args, &judge, stop).await)?;
-    files::write(args, &judge, &measured)?;
     let points: Vec<Point> = measured.iter().map(|measured| measured.point.clone()).collect();
+    // A file that cannot be written must not take what was measured with it.
+    let written = files::write(args, &judge, &measured);
+    print_result(&table(&points, |_| "", Terminal::stdout()))?;
+    written?;
     print_result(&format!(
-        "{}{} has hardware.md, server-flags.md, row-*.json and interpretation.md\n",
-        table(&points, |_| "", Terminal::stdout()),
+        "{} has hardware.md, server-flags.md, row-*.json and interpretation.md\n",
         args.out.display()
     ))?;
     Ok(if is_whole { judged(&points) } else { Exit::Interrupted })

@@ -3,7 +3,7 @@
 mod plan;
 mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tokio_util::sync::CancellationToken;
@@ -104,14 +104,21 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<Exit> {
         }
     })?;
     let report = SweepReport::of(args, &judge, &sweep);
-    if let Some(folder) = &args.out {
-        write_json(folder, "sweep.json", &report)?;
-        for (at, (_, run)) in sweep.points.iter().enumerate() {
-            write_json(folder, &format!("point-{at:02}.json"), run)?;
-        }
-    }
+    // A file that cannot be written must not take what was measured with it.
+    let written = args.out.as_deref().map(|folder| write(folder, &report, &sweep));
     report.print(args.json)?;
+    written.transpose()?;
     Ok(exit(&sweep, report.status()))
+}
+
+/// # Errors
+/// The folder or a file cannot be written.
+fn write(folder: &Path, report: &SweepReport, sweep: &Sweep) -> anyhow::Result<()> {
+    write_json(folder, "sweep.json", report)?;
+    for (at, (_, run)) in sweep.points.iter().enumerate() {
+        write_json(folder, &format!("point-{at:02}.json"), run)?;
+    }
+    Ok(())
 }
 
 fn exit(sweep: &Sweep, judged: Exit) -> Exit {

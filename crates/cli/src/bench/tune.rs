@@ -145,13 +145,14 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
         slo: args.slo.0.clone(),
         points,
     };
-    if let Some(folder) = &args.out {
-        write_json(folder, "tuning.json", &tuning)?;
-    }
+    let out = args.out.as_deref();
+    let written = out.map(|folder| write_json(folder, "tuning.json", &tuning));
     print_result(&match args.json {
         true => format!("{}\n", serde_json::to_string_pretty(&tuning)?),
         false => text(&tuning, Terminal::stdout()),
     })?;
+    // A file that cannot be written must not take what was measured with it.
+    written.transpose()?;
     Ok(match tuning.points.iter().any(|point| point.is_chosen) {
         _ if !is_whole => Exit::Interrupted,
         true => Exit::Ok,

@@ -11,6 +11,7 @@ use clap::ValueEnum as _;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 use workload::comparison::Slo;
+use workload::record::Run;
 use workload::summary::Summary;
 
 use super::args::{Backend, Metric, RunArgs, Scenario};
@@ -54,7 +55,8 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
             .map(|value| value.get_name().to_owned()),
         date: date(),
     };
-    write_files(&args, &done, &labels)?;
+    // A file that cannot be written must not take what was measured with it.
+    let written = write_files(&args, &done, &labels);
     let summary = Summary::of(&done.run, &judge.slo);
     let clauses = judge.clauses(&summary);
     if args.output.json {
@@ -64,6 +66,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
         let text = screen::tables(&done.run, &summary, &args.output, Terminal::stdout());
         print_result(&(text + &clause_lines(&clauses)))?;
     }
+    written?;
     let has_answer = done.run.records.iter().any(|record| record.is_completed());
     Ok(match (is_cut(&done.run), has_answer) {
         (true, _) => Exit::Interrupted,
@@ -172,40 +175,51 @@ fn slo(args: &RunArgs) -> Slo {
     }
 }
 
+/// # Errors
+/// A file cannot be written. The others are.
 fn write_files(args: &RunArgs, done: &RunWithTexts, labels: &Labels<'_>) -> anyhow::Result<()> {
     let output = &args.output;
-    if output.save_result || output.save_detailed || output.append_result || output.result_filename.is_some() {
-        let path = result_path(args, done, labels);
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        }
-        let mut options = OpenOptions::new();
-        options
-            .create(true)
-            .write(true)
-            .append(output.append_result)
-            .truncate(!output.append_result);
-        let file = options
-            .open(&path)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        let mut file = BufWriter::new(file);
-        writeln!(file, "{}", result(&done.run, &done.texts, output, labels))?;
-        file.flush()
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    if let Some(path) = &output.run_json {
-        let mut file = create(path)?;
-        serde_json::to_writer(&mut file, &done.run).with_context(|| format!("cannot write {}", path.display()))?;
-        file.flush()
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    if let Some(path) = &output.csv {
-        csv_file::write(&done.run, create(path)?).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    let run_json = output.run_json.as_ref().map(|path| write_run(path, &done.run));
+    let csv = output.csv.as_ref().map(|path| write_csv(path, &done.run));
+    let written = [Some(write_result(args, done, labels)), run_json, csv];
+    written.into_iter().flatten().collect()
 }
 
-fn create(path: &PathBuf) -> anyhow::Result<BufWriter<File>> {
+fn write_result(args: &RunArgs, done: &RunWithTexts, labels: &Labels<'_>) -> anyhow::Result<()> {
+    let output = &args.output;
+    if !(output.save_result || output.save_detailed || output.append_result || output.result_filename.is_some()) {
+        return Ok(());
+    }
+    let path = result_path(args, done, labels);
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let mut options = OpenOptions::new();
+    options
+        .create(true)
+        .write(true)
+        .append(output.append_result)
+        .truncate(!output.append_result);
+    let file = options
+        .open(&path)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    let mut file = BufWriter::new(file);
+    writeln!(file, "{}", result(&done.run, &done.texts, output, labels))
+        .and_then(|()| file.flush())
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn write_run(path: &Path, run: &Run) -> anyhow::Result<()> {
+    let mut file = create(path)?;
+    serde_json::to_writer(&mut file, run).with_context(|| format!("cannot write {}", path.display()))?;
+    file.flush().with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn write_csv(path: &Path, run: &Run) -> anyhow::Result<()> {
+    csv_file::write(run, create(path)?).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn create(path: &Path) -> anyhow::Result<BufWriter<File>> {
     let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(BufWriter::new(file))
 }
