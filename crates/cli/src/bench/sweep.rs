@@ -31,7 +31,7 @@ Examples:
   baton bench sweep --hypothesis 'prefill is the limit above 2 requests/s' --contract contract.toml
 
 Exit status: 0; 3 when no load meets the contract (with --find-knee: when the knee does not); 5 when the client sent late, which
-ends --find-knee; 130 after Ctrl-C.";
+ends --find-knee; 1 or 4 when the server fails meanwhile (the points before are printed and kept); 130 after Ctrl-C.";
 
 #[derive(Clone, Debug, Args)]
 #[command(before_help = EXAMPLES)]
@@ -108,7 +108,8 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<Exit> {
     let written = args.out.as_deref().map(|folder| write(folder, &report, &sweep));
     report.print(args.json)?;
     written.transpose()?;
-    Ok(exit(&sweep, report.status()))
+    let status = exit(&sweep, report.status());
+    sweep.broken.map_or(Ok(status), Err)
 }
 
 /// # Errors
@@ -168,10 +169,15 @@ struct Sweep {
     client_late_at: Option<f64>,
     /// Ctrl-C ended it.
     is_cut: bool,
+    /// Why a later run could not be made, as when the server has died of its load. The points before it are kept.
+    broken: Option<anyhow::Error>,
 }
 
 impl Sweep {
-    /// `None`: it was cut short, and this run does not count.
+    /// `None`: it was cut short or could not be made, and this run does not count.
+    ///
+    /// # Errors
+    /// The first run cannot be made.
     async fn add(
         &mut self,
         args: &SweepArgs,
@@ -179,7 +185,15 @@ impl Sweep {
         judge: &Judge,
         send: &mut impl AsyncFnMut(LoadPlan) -> anyhow::Result<Run>,
     ) -> anyhow::Result<Option<&Point>> {
-        let run = send(setting.plan(args)?).await?;
+        let run = match send(setting.plan(args)?).await {
+            Ok(run) => run,
+            Err(error) if self.points.is_empty() => return Err(error),
+            Err(error) => {
+                let words = format!("{} could not be measured, so the sweep ends there", setting.label(args));
+                self.broken = Some(error.context(words));
+                return Ok(None);
+            }
+        };
         if is_cut(&run) {
             self.is_cut = true;
             return Ok(None);

@@ -132,6 +132,26 @@ async fn a_client_that_sends_late_ends_the_search_and_keeps_its_points() {
     assert_eq!(json["bends"], json!([]));
 }
 
+/// The same server, which dies of ten users.
+async fn mortal(plan: LoadPlan) -> anyhow::Result<Run> {
+    anyhow::ensure!(plan.pace != Pace::Closed { users: 10 }, "no server answers");
+    queue(plan).await
+}
+
+#[tokio::test]
+async fn a_server_that_dies_ends_the_sweep_and_takes_no_point_with_it() {
+    let of = async |users: &str| {
+        let args = args(&["--users", users]);
+        settings(&args, &judge(&args), mortal).await
+    };
+    let sweep = of("1,5,10,20").await.expect("two points");
+    assert_eq!((sweep.points.len(), sweep.is_cut), (2, false));
+    let why = format!("{:#}", sweep.broken.expect("the reason"));
+    assert!(why.contains("10 users") && why.contains("no server answers"), "{why}");
+    let error = of("10,20").await.expect_err("nothing was measured");
+    assert_eq!(error.to_string(), "no server answers");
+}
+
 #[tokio::test]
 async fn a_load_of_a_late_client_meets_no_contract() {
     let folder = tempfile::tempdir().expect("a folder");
