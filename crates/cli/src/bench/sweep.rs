@@ -131,6 +131,11 @@ fn exit(sweep: &Sweep, judged: Exit) -> Exit {
 }
 
 fn check(args: &SweepArgs) -> anyhow::Result<()> {
+    let shapes = args.random_input_len.len() * args.random_output_len.len();
+    anyhow::ensure!(
+        args.find_knee.is_none() || shapes == 1,
+        "--find-knee looks at one shape: give one --random-input-len and one --random-output-len, and search each shape by itself"
+    );
     let knobs = [
         ("--users", args.users.len()),
         ("--rates", args.rates.len()),

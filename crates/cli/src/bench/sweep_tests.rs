@@ -224,6 +224,8 @@ fn two_knobs_need_force_and_conflicts_are_refused() {
     assert!(error.to_string().contains("--users and --random-input-len"), "{error}");
     assert!(checked(&["--users", "1,5", "--random-input-len", "128,512", "--force"]).is_ok());
     assert!(checked(&["--find-knee", "2", "--random-output-len", "1,2"]).is_err());
+    // A search takes the first length only, so the others would be passed over.
+    assert!(checked(&["--find-knee", "2", "--random-output-len", "1,2", "--force"]).is_err());
     assert!(Cli::try_parse_from(["sweep", "--users", "1", "--rates", "2"]).is_err());
     assert!(Cli::try_parse_from(["sweep", "--rates", "0"]).is_err());
 }
