@@ -94,7 +94,7 @@ impl PromptSet {
         let estimated_output = output.or_else(|| answer.as_deref().map(estimated_tokens));
         let estimated_output = estimated_output.ok_or(TraceError::BadRow {
             row,
-            what: "neither `output_tokens` nor an answer. Say how many tokens each answer has",
+            what: "neither `output_tokens` nor an answer. Say how many tokens each answer has, here or for all (--random-output-len)",
         })?;
         let prompt = entry.prompt_tokens.unwrap_or_else(|| estimated_tokens(&text));
         self.texts.push(text);

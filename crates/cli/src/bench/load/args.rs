@@ -115,7 +115,7 @@ pub(super) enum PromptForm {
 pub(super) enum Cache {
     /// Prompts follow from the seed, so a run that is repeated finds those of the run before in the cache.
     AsItIs,
-    /// Prompts differ from those of every earlier run.
+    /// Prompts differ from those of every earlier run (not with custom, whose texts are given).
     Cold,
     /// Each prefix is sent once before the run (prefix_repetition and --random-prefix-len).
     Warm,
@@ -126,7 +126,7 @@ pub(super) enum Cache {
 pub(super) struct TrafficArgs {
     #[arg(long, value_enum, default_value_t = Dataset::Random)]
     pub dataset_name: Dataset,
-    /// The file of `custom` and `trace`.
+    /// The file of `custom` or `trace`.
     #[arg(long, value_name = "FILE")]
     pub dataset_path: Option<PathBuf>,
     /// Requests to send; of a file, at most as many.
@@ -135,9 +135,9 @@ pub(super) struct TrafficArgs {
     /// Tokens of a prompt (of conversations: of a message).
     #[arg(long, alias = "input-len", default_value_t = 1024, value_name = "TOKENS")]
     pub random_input_len: u32,
-    /// Tokens of an answer.
-    #[arg(long, alias = "output-len", default_value_t = 128, value_name = "TOKENS")]
-    pub random_output_len: u32,
+    /// Tokens of an answer [default: 128]. With `custom` it counts for every text.
+    #[arg(long, alias = "output-len", value_name = "TOKENS")]
+    pub random_output_len: Option<u32>,
     /// Lengths are drawn evenly from LEN x (1 - RATIO) to LEN x (1 + RATIO).
     #[arg(long, default_value_t = 0.0, value_name = "RATIO")]
     pub random_range_ratio: f64,
@@ -227,11 +227,16 @@ pub(super) struct PaceArgs {
     /// A closed loop: so many users, who each wait for their answer.
     #[arg(long, value_name = "N", conflicts_with_all = ["max_concurrency", "request_rate"])]
     pub users: Option<u32>,
-    #[arg(long, value_enum, requires_all = ["ramp_up_start_rps", "ramp_up_end_rps"])]
+    #[arg(
+        long,
+        value_enum,
+        requires_all = ["ramp_up_start_rps", "ramp_up_end_rps"],
+        conflicts_with_all = ["request_rate", "users"]
+    )]
     pub ramp_up_strategy: Option<RampUp>,
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", requires = "ramp_up_strategy")]
     pub ramp_up_start_rps: Option<f64>,
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", requires = "ramp_up_strategy")]
     pub ramp_up_end_rps: Option<f64>,
     /// Send request n at the n-th time of this file: seconds from the start, one a line, in order.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["request_rate", "users", "ramp_up_strategy", "scenario"])]

@@ -20,6 +20,8 @@ use super::plan::{Pace, Prompts};
 
 /// As many as `vllm bench serve` sends.
 const REQUESTS_DEFAULT: usize = 1000;
+/// As many as `vllm bench serve` asks for.
+const OUTPUT_TOKENS_DEFAULT: u32 = 128;
 /// The block size of baton and of vLLM.
 const BLOCK_TOKENS: u32 = 16;
 /// A million times of some twenty digits, with room.
@@ -41,6 +43,8 @@ pub(super) struct Traffic {
 /// # Errors
 /// The flags contradict each other, or the file cannot be read.
 pub(super) fn traffic(args: &TrafficArgs, pace: &PaceArgs) -> anyhow::Result<Traffic> {
+    check_dataset(args)?;
+    check_scenario(pace)?;
     let seed = match args.cache {
         Cache::Cold => rand::random::<u32>().into(),
         Cache::AsItIs | Cache::Warm => args.seed,
@@ -67,6 +71,59 @@ pub(super) fn traffic(args: &TrafficArgs, pace: &PaceArgs) -> anyhow::Result<Tra
     })
 }
 
+/// Flags that the dataset would pass over. Whoever gives one of them expects that it counts.
+fn check_dataset(args: &TrafficArgs) -> anyhow::Result<()> {
+    let dataset = args.dataset_name;
+    ensure!(
+        args.dataset_path.is_none() || matches!(dataset, Dataset::Custom | Dataset::Trace),
+        "--dataset-path is not read with this dataset: say with --dataset-name whether the file is a `trace` or has texts (`custom`)"
+    );
+    let of_traces = [
+        ("--length-scale", args.length_scale != 1),
+        ("--time-scale", args.time_scale != 1.0),
+        ("--spread-steps-s", args.spread_steps_s.is_some()),
+        ("--duration-s", args.duration_s.is_some()),
+    ];
+    if let Some((flag, _)) = of_traces.iter().find(|(_, is_given)| *is_given) {
+        ensure!(
+            dataset == Dataset::Trace,
+            "{flag} changes a recorded trace: give it with --dataset-name trace, or leave it out"
+        );
+    }
+    ensure!(
+        args.context_len.is_none() || matches!(dataset, Dataset::Trace | Dataset::Conversations),
+        "--context-len is for recorded traces and for conversations: leave it out, or give shorter lengths"
+    );
+    ensure!(
+        dataset != Dataset::Custom || args.cache != Cache::Cold,
+        "--cache cold makes new prompts, and the texts of --dataset-name custom are given: restart the server instead"
+    );
+    Ok(())
+}
+
+/// A scenario says the pace, or a part of it. A flag that says another one would be passed over.
+fn check_scenario(args: &PaceArgs) -> anyhow::Result<()> {
+    let Some(scenario) = args.scenario else {
+        return Ok(());
+    };
+    let has_ramp = args.ramp_up_strategy.is_some();
+    match scenario {
+        Scenario::Offline => ensure!(
+            !has_ramp && args.users.is_none() && !args.request_rate.is_some_and(f64::is_finite),
+            "the scenario offline sends all requests at once: leave out --request-rate, --users and --ramp-up-strategy"
+        ),
+        Scenario::SingleStream => ensure!(
+            !has_ramp && args.users.is_none() && args.request_rate.is_none() && args.max_concurrency.is_none(),
+            "the scenario single-stream has one user: leave out --request-rate, --users, --max-concurrency and --ramp-up-strategy"
+        ),
+        Scenario::Server | Scenario::Interactive => ensure!(
+            args.users.is_none(),
+            "this scenario has arrivals at a rate, and --users is a closed loop: give --request-rate instead"
+        ),
+    }
+    Ok(())
+}
+
 /// The requests, what stands in them, and the requests that warm their prefixes.
 fn content(args: &TrafficArgs) -> anyhow::Result<(Trace, Prompts, Option<Trace>)> {
     let drawn = match args.prompts {
@@ -78,6 +135,7 @@ fn content(args: &TrafficArgs) -> anyhow::Result<(Trace, Prompts, Option<Trace>)
         range_ratio: args.random_range_ratio,
     };
     let requests = args.num_prompts.unwrap_or(REQUESTS_DEFAULT);
+    let output_len = args.random_output_len.unwrap_or(OUTPUT_TOKENS_DEFAULT);
     let shared = |prefixes, prefix_tokens, rest: u32, output: u32| SharedPrefixes {
         prefixes,
         prefix_tokens,
@@ -87,10 +145,10 @@ fn content(args: &TrafficArgs) -> anyhow::Result<(Trace, Prompts, Option<Trace>)
     };
     let shared = match args.dataset_name {
         Dataset::Random if args.random_prefix_len > 0 => {
-            shared(1, args.random_prefix_len, args.random_input_len, args.random_output_len)
+            shared(1, args.random_prefix_len, args.random_input_len, output_len)
         }
         Dataset::Random => {
-            let mix = Mix::one(length(args.random_input_len), length(args.random_output_len));
+            let mix = Mix::one(length(args.random_input_len), length(output_len));
             return Ok((mix.trace(requests, args.seed)?, drawn, None));
         }
         Dataset::PrefixRepetition => shared(
@@ -103,8 +161,7 @@ fn content(args: &TrafficArgs) -> anyhow::Result<(Trace, Prompts, Option<Trace>)
         Dataset::Custom => {
             let path = path(args)?;
             let (name, mut file) = open(path)?;
-            let output = args.ignore_eos.then_some(args.random_output_len);
-            let mut set = datasets::read(&name, &mut file, &ReadLimits::default(), output)
+            let mut set = datasets::read(&name, &mut file, &ReadLimits::default(), args.random_output_len)
                 .with_context(|| path.display().to_string())?;
             set.trace.requests.truncate(args.num_prompts.unwrap_or(usize::MAX));
             return Ok((set.trace, Prompts::Given(Arc::from(set.texts)), None));
@@ -125,7 +182,7 @@ fn conversations(args: &TrafficArgs, requests: usize, length: impl Fn(u32) -> Le
         turns: args.turns,
         system_tokens: args.random_prefix_len,
         message: length(args.random_input_len),
-        output: length(args.random_output_len),
+        output: length(args.random_output_len.unwrap_or(OUTPUT_TOKENS_DEFAULT)),
         think_time: Duration::from_millis(args.think_time_ms),
         block_tokens: BLOCK_TOKENS,
         context_tokens_max: args.context_len,
@@ -276,5 +333,73 @@ mod tests {
         for bad in ["0\n1\n", "0\n2\n1\n", "0\n\n1\n2\n", "0\n1\n-2\n", "0\n1\nnever\n"] {
             assert!(read(bad).is_err(), "{bad:?}");
         }
+    }
+
+    fn of(words: &str) -> anyhow::Result<Traffic> {
+        let cli = Cli::try_parse_from(std::iter::once("run").chain(words.split_whitespace()))?;
+        traffic(&cli.traffic, &cli.pace)
+    }
+
+    #[test]
+    fn flags_that_would_be_passed_over_are_refused() {
+        for words in [
+            "--dataset-path trace.jsonl",
+            "--duration-s 60",
+            "--length-scale 32",
+            "--time-scale 2",
+            "--spread-steps-s 3",
+            "--context-len 2048",
+            "--dataset-name prefix_repetition --dataset-path texts.jsonl",
+            "--ramp-up-start-rps 1 --ramp-up-end-rps 8",
+            "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 8 --request-rate 4",
+            "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 8 --users 4",
+            "--scenario offline --request-rate 4",
+            "--scenario offline --users 4",
+            "--scenario single-stream --request-rate 4",
+            "--scenario single-stream --max-concurrency 4",
+            "--scenario server --users 4",
+        ] {
+            assert!(of(words).is_err(), "{words}");
+        }
+        for words in [
+            "--dataset-name conversations --context-len 100000",
+            "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 8",
+            "--scenario offline --request-rate inf",
+            "--scenario offline --max-concurrency 4",
+            "--scenario server --request-rate 4 --max-concurrency 4",
+        ] {
+            of(&format!("--num-prompts 4 {words}")).unwrap_or_else(|error| panic!("{words}: {error:#}"));
+        }
+    }
+
+    #[test]
+    fn texts_have_their_own_lengths_of_answers_unless_one_is_given_for_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("texts.jsonl");
+        std::fs::write(
+            &file,
+            "{\"prompt\":\"a\",\"output_tokens\":7}\n{\"prompt\":\"b\",\"output_tokens\":9}\n",
+        )
+        .unwrap();
+        let lengths = |words: &str| {
+            let found = of(&format!(
+                "--dataset-name custom --dataset-path {} {words}",
+                file.display()
+            ))
+            .unwrap();
+            let requests = found.trace.requests.iter();
+            (
+                found.ignores_eos,
+                requests.map(|request| request.output_tokens).collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!(lengths(""), (false, vec![7, 9]));
+        assert_eq!(lengths("--ignore-eos"), (true, vec![7, 9]));
+        assert_eq!(lengths("--random-output-len 5"), (false, vec![5, 5]));
+        let cold = of(&format!(
+            "--dataset-name custom --dataset-path {} --cache cold",
+            file.display()
+        ));
+        assert!(cold.is_err(), "the texts are the same in each run");
     }
 }
