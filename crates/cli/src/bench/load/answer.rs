@@ -25,6 +25,8 @@ pub(super) enum AnswerError {
     NotJson(String),
     #[error("the server gave up in the middle of the stream: {0}")]
     InStream(String),
+    #[error("the server gave the answer up: its finish reason is `{0}`")]
+    GivenUp(String),
     #[error("the stream ended before the answer did")]
     Broken,
     #[error("the answer ended without a token")]
@@ -110,10 +112,14 @@ impl AnswerReader {
     /// The answer is not whole.
     pub(super) fn finish(mut self) -> Result<Answer, AnswerError> {
         let last: Value = serde_json::from_slice(&self.last).unwrap_or_default();
+        let reason = last["choices"][0]["finish_reason"].as_str();
         // Some servers do not send `[DONE]`.
-        let has_reason = last["choices"][0]["finish_reason"].is_string();
-        if !self.is_done && !has_reason {
+        if !self.is_done && reason.is_none() {
             return Err(AnswerError::Broken);
+        }
+        // vLLM and SGLang end the stream as if the answer were whole.
+        if let Some(reason @ ("abort" | "error")) = reason {
+            return Err(AnswerError::GivenUp(reason.to_owned()));
         }
         if self.tokens == 0 {
             return Err(AnswerError::NoToken);

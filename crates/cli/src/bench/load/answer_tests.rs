@@ -79,6 +79,11 @@ fn each_way_to_end_badly_has_its_error() {
         of("data: {\"error\":{\"message\":\"decode node lost\"}}\n\n"),
         AnswerError::InStream("decode node lost".to_owned())
     );
+    for reason in ["abort", "error"] {
+        let last =
+            format!("data: {{\"choices\":[{{\"text\":\"\",\"finish_reason\":\"{reason}\"}}]}}\n\ndata: [DONE]\n\n");
+        assert_eq!(of(&last), AnswerError::GivenUp(reason.to_owned()));
+    }
     assert_eq!(of("data: {oops\n\n"), AnswerError::NotJson("{oops".to_owned()));
     assert_eq!(
         of("data: {\"choices\":[{\"text\":\"\\x\"}]}\n"),
