@@ -75,9 +75,9 @@ impl RequestRecord {
     fn spaces_ms(&self) -> impl Iterator<Item = f64> + '_ {
         self.tokens.windows(2).map(|pair| ms(pair[1].saturating_sub(pair[0])))
     }
-    /// Such an answer has no gap that a limit could be for.
+    /// Such an answer has no gap that a limit could be for. llama-server sends one more event with its end.
     pub fn has_one_token(&self) -> bool {
-        self.tokens.len() == 1 && self.output_tokens <= 1
+        matches!(self.tokens.len(), 1 | 2) && self.output_tokens <= 1
     }
     /// From the due time to the last token; to the end of the answer when it had no token.
     pub fn e2e_ms(&self) -> f64 {
@@ -156,6 +156,12 @@ mod tests {
         let mut whole = one.clone();
         whole.output_tokens = 20;
         assert!(!whole.met(&slo(50.0, 1e9)).itl, "20 tokens in one event");
+        let mut with_an_end = request(1, &[50, 50]);
+        with_an_end.output_tokens = 1;
+        assert!(
+            with_an_end.met(&slo(50.0, 1.0)).both(),
+            "one token, and an event that ends it"
+        );
         let none = request(2, &[]);
         assert_eq!(
             none.met(&slo(1e9, 1e9)),
