@@ -33,7 +33,8 @@ pub(super) fn assemble(plan: &LoadPlan, outcomes: Outcomes, environment: BTreeMa
     let first = measured().map(|record| record.scheduled).min().unwrap_or_default();
     let last = measured().map(|record| record.scheduled).max().unwrap_or_default();
     let ended = measured().map(|record| record.ended).max().unwrap_or_default();
-    let duration = measured_part(plan, &records, first, ended);
+    let (from, to) = measured_part(plan, &records, first, ended);
+    let duration = to.saturating_sub(from);
     let offered = match plan.pace {
         Pace::Closed { users } => f64::from(users),
         Pace::Open { .. } => {
@@ -45,7 +46,7 @@ pub(super) fn assemble(plan: &LoadPlan, outcomes: Outcomes, environment: BTreeMa
             gaps as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE)
         }
     };
-    let mut server = processes.used(first, ended);
+    let mut server = processes.used(from, to);
     let client: Usage = server.remove(CLIENT).unwrap_or_default();
     let mut environment = environment;
     environment.insert("interrupted".to_owned(), json!(is_interrupted));
@@ -67,9 +68,9 @@ pub(super) fn assemble(plan: &LoadPlan, outcomes: Outcomes, environment: BTreeMa
     RunWithTexts { run, texts }
 }
 
-/// How long the measured part is. Where a warm-up or a cool-down bounds it, it reaches to that bound: the time before the first and
-/// after the last request in it is part of the load that was offered.
-fn measured_part(plan: &LoadPlan, records: &[RequestRecord], first: Duration, ended: Duration) -> Duration {
+/// From when to when the measured part is. Where a warm-up or a cool-down bounds it, it reaches to that bound: the time before the first
+/// and after the last request in it is part of the load that was offered.
+fn measured_part(plan: &LoadPlan, records: &[RequestRecord], first: Duration, ended: Duration) -> (Duration, Duration) {
     let last = records.iter().map(|record| record.scheduled).max().unwrap_or_default();
     let from = match plan.warm_up {
         Duration::ZERO => first,
@@ -79,7 +80,7 @@ fn measured_part(plan: &LoadPlan, records: &[RequestRecord], first: Duration, en
         Duration::ZERO => ended,
         cool_down => ended.max(last.saturating_sub(cool_down)),
     };
-    to.saturating_sub(from)
+    (from, to)
 }
 
 /// Warm-up and cool-down are told by the time at which a request was due.
@@ -94,5 +95,56 @@ fn set_parts(records: &mut [RequestRecord], plan: &LoadPlan) {
         } else {
             RunPart::Measured
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serving_core::request::Lane;
+    use workload::record::Outcome;
+    use workload::trace::Trace;
+
+    use super::super::processes::Processes;
+    use super::*;
+
+    fn record(at_s: u64) -> RequestRecord {
+        let at = Duration::from_secs(at_s);
+        RequestRecord {
+            id: format!("r-{at_s}"),
+            part: RunPart::Measured,
+            lane: Lane::Interactive,
+            prompt_tokens: 1,
+            cached_tokens: None,
+            output_tokens: 1,
+            scheduled: at,
+            sent: at,
+            tokens: vec![at + Duration::from_secs(1)],
+            ended: at + Duration::from_secs(1),
+            outcome: Outcome::Completed,
+            output_hash: None,
+            server: None,
+        }
+    }
+
+    /// An answer of the warm-up keeps the server busy until the first measured request is due.
+    #[test]
+    fn processor_time_is_that_of_the_whole_measured_part() {
+        let trace = Trace {
+            name: "test".to_owned(),
+            block_tokens: 0,
+            requests: Vec::new(),
+        };
+        let mut plan = LoadPlan::new("http://127.0.0.1:1", trace);
+        plan.warm_up = Duration::from_secs(1);
+        let outcomes = Outcomes {
+            exchanged: vec![(record(0), String::new()), (record(3), String::new())],
+            processes: Processes::always_busy("node", Duration::from_secs(8)),
+            started_ns: 0,
+            is_interrupted: false,
+            unfinished: 0,
+        };
+        let run = assemble(&plan, outcomes, BTreeMap::new()).run;
+        let three = Duration::from_secs(3);
+        assert_eq!((run.measured, run.server["node"].cpu), (three, three));
     }
 }

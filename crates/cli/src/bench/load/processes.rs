@@ -42,6 +42,17 @@ impl Processes {
         }
     }
 
+    /// One process that used a whole core for so long.
+    #[cfg(test)]
+    pub(super) fn always_busy(name: &str, time: Duration) -> Self {
+        let reading = |cpu| Reading { cpu, memory_bytes: 1 };
+        let sample = |at| (at, BTreeMap::from([(name.to_owned(), reading(at))]));
+        Self {
+            pids: BTreeMap::from([(name.to_owned(), 1)]),
+            samples: vec![sample(Duration::ZERO), sample(time)],
+        }
+    }
+
     pub(super) fn sample(&mut self, now: Duration) {
         let readings = self.pids.iter();
         let readings = readings.filter_map(|(name, pid)| Some((name.clone(), reading(*pid)?)));
