@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::{Stream, StreamExt as _};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
-use http_body_util::{BodyExt as _, BodyStream, Full};
+use http_body_util::{BodyExt as _, BodyStream, Collected, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
@@ -25,6 +25,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connect::{Connector, TimeLimit};
 
+/// The largest page of a coordinator, a thousand records with the fingerprints of long prompts, has some tens of megabytes.
+const BODY_BYTES_MAX: usize = 256 << 20;
+
 #[derive(Debug, Error)]
 pub enum HttpError {
     #[error("`{0}` is no URL of HTTP")]
@@ -37,11 +40,21 @@ pub enum HttpError {
     Request(#[from] legacy::Error),
     #[error("the answer broke off")]
     Body(#[from] hyper::Error),
+    #[error("the answer has more than {bytes_max} bytes; is this the server that is meant?")]
+    TooLong { bytes_max: usize },
     #[error("the body is not the JSON that was expected")]
     Json(#[from] serde_json::Error),
 }
 
 impl HttpError {
+    /// Of a body with a limit: the connection's error, or that of the limit.
+    fn of_body(error: Box<dyn StdError + Send + Sync>, bytes_max: usize) -> Self {
+        match error.downcast::<hyper::Error>() {
+            Ok(broken) => HttpError::Body(*broken),
+            Err(_) => HttpError::TooLong { bytes_max },
+        }
+    }
+
     /// Why the two ends did not agree on TLS, if that is what happened.
     pub(super) fn of_tls(&self) -> Option<&rustls::Error> {
         let mut cause: Option<&(dyn StdError + 'static)> = Some(self);
@@ -193,10 +206,18 @@ impl Answer {
     }
 
     /// # Errors
-    /// The body does not come to its end.
+    /// The body does not come to its end, or it has no end.
     pub(crate) async fn bytes(self) -> Result<Bytes, HttpError> {
-        let body = self.response.into_body();
-        in_time(self.until, async { Ok(body.collect().await?.to_bytes()) }).await
+        self.at_most(BODY_BYTES_MAX).await
+    }
+
+    async fn at_most(self, bytes_max: usize) -> Result<Bytes, HttpError> {
+        let body = Limited::new(self.response.into_body(), bytes_max);
+        let whole = async {
+            let collected = body.collect().await.map(Collected::to_bytes);
+            collected.map_err(|error| HttpError::of_body(error, bytes_max))
+        };
+        in_time(self.until, whole).await
     }
 
     /// What is not UTF-8 is replaced.
@@ -230,5 +251,32 @@ async fn in_time<T>(until: Option<Instant>, work: impl Future<Output = Result<T,
     match until {
         Some(until) => timeout_at(until, work).await.unwrap_or(Err(HttpError::Silent)),
         None => work.await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_is_too_long_is_not_kept_in_memory() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let _ = socket.read(&mut [0; 4096]).await;
+                let answer = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 9\r\n\r\n123456789";
+                let _ = socket.write_all(answer.as_bytes()).await;
+            }
+        });
+        let client = crate::http::client(&url, None).expect("a client");
+        let answer = async || client.get(&url).send().await.expect("an answer");
+        let whole = answer().await.at_most(9).await.expect("all of it");
+        assert_eq!(whole.as_ref(), b"123456789");
+        let error = answer().await.at_most(8).await.expect_err("one byte too many");
+        assert!(matches!(error, HttpError::TooLong { bytes_max: 8 }), "{error:?}");
     }
 }

@@ -72,7 +72,7 @@ impl AdminClient {
         }
         let bytes = http::checked(response).await?.bytes().await;
         let bytes = bytes
-            .with_context(|| format!("the connection to {} broke in the middle of the answer", self.base))
+            .with_context(|| format!("the answer of {} did not come to its end", self.base))
             .exit(Exit::Unreachable)?;
         let page = serde_json::from_slice(&bytes).with_context(|| {
             format!(
