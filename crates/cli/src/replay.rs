@@ -181,3 +181,30 @@ fn show_difference(out: &mut String, difference: &Difference) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ReplayArgs,
+    }
+
+    #[test]
+    fn limits_of_goodput_are_for_a_change_only() {
+        let is_taken = |words: &str| {
+            let line = Line::try_parse_from(std::iter::once("replay").chain(words.split_whitespace()));
+            line.is_ok_and(|line| line.args.file == Path::new("flight.record"))
+        };
+        assert!(is_taken("flight.record"));
+        let change = "flight.record --costs costs.json --what-if nodes=+1d";
+        for limit in ["--slo-ttft-ms 500", "--slo-itl-ms 50"] {
+            assert!(is_taken(&format!("{change} {limit}")), "{limit}");
+            assert!(!is_taken(&format!("flight.record {limit}")), "{limit}");
+        }
+    }
+}

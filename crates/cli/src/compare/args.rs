@@ -43,7 +43,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) trace: Option<PathBuf>,
     /// Divide the lengths of --trace by this.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) divide_lengths: u32,
     /// The folder with `azure2023/` and `mooncake/`.
     #[arg(long, env = "BATON_TRACES", default_value = "shared/traces", value_name = "DIR")]
@@ -333,6 +333,8 @@ mod tests {
             "--rates 2,0",
             "--rates nan",
             "--tuning a --save-tuning b",
+            "--divide-lengths 4",
+            "--shape mooncake --divide-lengths 4",
         ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

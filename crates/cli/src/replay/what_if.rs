@@ -34,10 +34,10 @@ pub(super) struct WhatIfArgs {
     #[arg(long, value_name = "FILE", requires = "what_if")]
     costs: Option<PathBuf>,
     /// Limit of the time to the first token, for goodput.
-    #[arg(long, default_value_t = 2_000.0, value_name = "MS")]
+    #[arg(long, default_value_t = 2_000.0, value_name = "MS", requires = "what_if")]
     slo_ttft_ms: f64,
     /// Limit of the 99th percentile of a request's gaps, for goodput.
-    #[arg(long, default_value_t = 200.0, value_name = "MS")]
+    #[arg(long, default_value_t = 200.0, value_name = "MS", requires = "what_if")]
     slo_itl_ms: f64,
 }
 

@@ -17,28 +17,30 @@ use workload::trace::{ReadLimits, Trace, read};
 #[derive(Debug, Args)]
 pub struct TrafficArgs {
     /// A trace: Mooncake JSONL, Azure CSV, or baton's own format.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["shape", "prompt_tokens", "output_tokens", "requests", "rate"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = [
+        "shape", "prompt_tokens", "output_tokens", "range_ratio", "requests", "rate", "burstiness"
+    ])]
     trace: Option<PathBuf>,
     /// Divide the trace's lengths by this.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "trace")]
     length_divisor: u32,
     /// 2 sends the trace's requests at twice the rate.
-    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    #[arg(long, default_value_t = 1.0, value_name = "X", requires = "trace")]
     rate_factor: f64,
     /// Spread requests that a trace has at one time over so long (Mooncake's times are steps of 3 s).
-    #[arg(long, value_parser = duration, value_name = "TIME")]
+    #[arg(long, value_parser = duration, value_name = "TIME", requires = "trace")]
     spread_steps: Option<Duration>,
     /// Only the first part of the trace.
-    #[arg(long, value_parser = duration, value_name = "TIME")]
+    #[arg(long, value_parser = duration, value_name = "TIME", requires = "trace")]
     first: Option<Duration>,
     /// At most so many requests of the trace.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "trace")]
     first_requests: Option<usize>,
-    /// Shorten prompt and answer of the trace's longest requests to so many tokens together.
+    /// Shorten prompt and answer of the trace's longest requests, or the lengths of a shape, to so many tokens together.
     #[arg(long, value_name = "TOKENS")]
     shorten_to: Option<u32>,
     /// A shape of `baton compare` instead: prefill-heavy, balanced, decode-heavy, short, long-beside-streams.
-    #[arg(long, value_parser = shape, conflicts_with_all = ["prompt_tokens", "output_tokens"])]
+    #[arg(long, value_parser = shape, conflicts_with_all = ["prompt_tokens", "output_tokens", "range_ratio"])]
     shape: Option<NamedShape>,
     /// Tokens of each prompt.
     #[arg(long, default_value_t = 512)]
@@ -124,5 +126,42 @@ impl TrafficArgs {
             burstiness: self.burstiness,
         };
         Ok(arrivals.apply(mix.trace(self.requests, seed)?, seed)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: TrafficArgs,
+    }
+
+    #[test]
+    fn flags_that_would_be_passed_over_are_refused() {
+        let is_taken = |words: &str| {
+            let line = Line::try_parse_from(std::iter::once("simulate").chain(words.split_whitespace()));
+            line.is_ok_and(|line| line.args.requests > 0)
+        };
+        for of_traces in [
+            "--length-divisor 4",
+            "--rate-factor 2",
+            "--spread-steps 3s",
+            "--first 10s",
+            "--first-requests 5",
+        ] {
+            assert!(is_taken(&format!("--trace t.jsonl {of_traces}")), "{of_traces}");
+            assert!(!is_taken(of_traces), "{of_traces}");
+        }
+        for of_made in ["--range-ratio 0.5", "--burstiness 2"] {
+            assert!(is_taken(of_made), "{of_made}");
+            assert!(!is_taken(&format!("--trace t.jsonl {of_made}")), "{of_made}");
+        }
+        assert!(!is_taken("--shape short --range-ratio 0.5"));
+        assert!(is_taken("--shape short --shorten-to 2048"));
     }
 }
