@@ -129,6 +129,24 @@ fn kv_is_that_of_the_architecture_page() {
     assert_eq!(smollm.kv_bytes_per_token(), Ok(23_040.0));
 }
 
+/// A recorded burst has lengths, and its rate is what the user says.
+#[test]
+fn a_trace_without_a_rate_takes_a_typed_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("burst.jsonl");
+    let row = "{\"at_ns\":0,\"prompt_tokens\":64,\"output_tokens\":10}\n";
+    std::fs::write(&path, format!("{{\"baton_trace\":1}}\n{}", row.repeat(3))).expect("written");
+    let line = format!(
+        "xpyd --trace {} --prefill-us-per-token 10000 --decode-us-per-token 100000",
+        path.display()
+    );
+    let found = page(&format!("{line} --rps 10"));
+    assert_eq!(found["inputs"]["rate_per_s"], 10);
+    assert_eq!(found["results"]["decode_busy"], 10);
+    let error = plan(&line).expect_err("no rate");
+    assert!(format!("{error:#}").contains("--rps"), "{error:#}");
+}
+
 #[test]
 fn pools_follow_a_trace_and_typed_loads() {
     let folder = tempfile::tempdir().expect("a folder");

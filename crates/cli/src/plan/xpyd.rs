@@ -137,10 +137,12 @@ impl XpydArgs {
         let mut file = File::open(path).with_context(|| format!("{} cannot be read", path.display()))?;
         let trace = read(&name, &mut file, &ReadLimits::default()).with_context(|| format!("{}", path.display()))?;
         let facts = TraceFacts::of(&trace);
-        let mean_rate = facts
-            .arrivals_per_s
-            .context("all requests of the trace arrive at once, so it has no rate")?;
         let peak_rate = facts.arrivals_in_10s.max / 10.0;
+        let of_trace = facts.arrivals_per_s.map(|mean| peak_rate.max(mean));
+        let rate = self
+            .rps
+            .or(of_trace)
+            .context("all requests of the trace arrive at once, so it has no rate: give one with --rps")?;
         let prompt = facts.prompt_tokens.mean;
         let saved = facts.prefixes.as_ref().map_or(0.0, |prefixes| prefixes.hit_tokens);
         let sheet = Sheet::new("xpyd")
@@ -150,19 +152,23 @@ impl XpydArgs {
                 facts.requests as f64,
                 Unit::Whole(""),
             )
-            .input(("trace_rate_per_s", "its mean rate"), mean_rate, Unit::Of("requests/s"))
-            .input(
-                ("trace_peak_rate_per_s", "rate of its busiest 10 s"),
-                peak_rate,
-                Unit::Of("requests/s"),
-            )
             .input(
                 ("trace_prompt_p99_tokens", "its prompts, 99th percentile"),
                 facts.prompt_tokens.p99,
                 Unit::Whole("tokens"),
             );
+        let sheet = match facts.arrivals_per_s {
+            Some(mean_rate) => sheet
+                .input(("trace_rate_per_s", "its mean rate"), mean_rate, Unit::Of("requests/s"))
+                .input(
+                    ("trace_peak_rate_per_s", "rate of its busiest 10 s"),
+                    peak_rate,
+                    Unit::Of("requests/s"),
+                ),
+            None => sheet,
+        };
         let shape = Shape {
-            rate: self.rps.unwrap_or_else(|| peak_rate.max(mean_rate)),
+            rate,
             prompt_tokens: prompt,
             output_tokens: facts.output_tokens.mean,
             cached_share: self.cached_share.unwrap_or(saved),
