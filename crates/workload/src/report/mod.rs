@@ -46,6 +46,8 @@ impl Report {
     /// Runs of one arm without a comparison: of the load client, or of the simulator.
     pub fn of_run(run: Run, frame: RunFrame) -> Report {
         let hash = run.environment.get("trace_hash").map(text::value);
+        let hypothesis = run.environment.get("hypothesis").and_then(serde_json::Value::as_str);
+        let hypothesis = hypothesis.map(str::to_owned);
         let shape = Shape {
             name: match run.loop_kind {
                 LoopKind::Simulated => "one simulated run".to_owned(),
@@ -53,7 +55,7 @@ impl Report {
             },
             traffic: run
                 .environment
-                .get("traffic")
+                .get("trace")
                 .map_or_else(|| "not described".to_owned(), text::value),
             trace_hash: hash.unwrap_or_else(|| "not recorded".to_owned()),
             contrasts: Vec::new(),
@@ -67,7 +69,7 @@ impl Report {
         let comparison = Comparison {
             date: frame.date,
             command: frame.command,
-            hypothesis: None,
+            hypothesis,
             slo: frame.slo,
             arms: Vec::new(),
             shapes: vec![shape],

@@ -180,6 +180,27 @@ fn a_single_run_is_called_one_and_has_no_verdict() {
     assert!(!report.html().contains("role=\"alert\""));
 }
 
+/// The names are those under which the load client and the simulator keep them.
+#[test]
+fn a_single_run_says_its_traffic_and_its_hypothesis() {
+    let mut run = made_up().shapes.remove(0).runs.remove(0).run;
+    let words = "chunks are the limit";
+    run.environment
+        .insert("trace".to_owned(), "prompts of 77 tokens".into());
+    run.environment.insert("hypothesis".to_owned(), words.into());
+    let frame = RunFrame {
+        slo: synthetic::empty().slo,
+        date: "2026-11-25".to_owned(),
+        command: "baton bench run".to_owned(),
+    };
+    let markdown = Report::of_run(run, frame).markdown();
+    assert!(markdown.contains("Traffic: prompts of 77 tokens"), "{markdown}");
+    assert!(
+        markdown.contains(words) && !markdown.contains("nothing was predicted"),
+        "{markdown}"
+    );
+}
+
 #[test]
 fn a_large_comparison_stays_within_three_megabytes() {
     let mut comparison = made_up();
