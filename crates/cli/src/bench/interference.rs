@@ -78,6 +78,8 @@ struct Row {
     streams_ended_early: usize,
     /// Streams and long prompts without a whole answer.
     not_completed: usize,
+    /// Streams whose tokens came at once, so that their gaps are not known and not counted.
+    held_back: usize,
     lag_ms_p99: f64,
 }
 
@@ -148,8 +150,10 @@ impl Row {
             .max()
             .copied()
             .unwrap_or(shape.long_from);
+        let held_back = |record: &&&RequestRecord| !record.are_gaps_known();
         let gaps = |counts: &dyn Fn(Duration, Duration) -> bool| {
-            let pairs = streams.iter().flat_map(|record| record.tokens.windows(2));
+            let known = streams.iter().filter(|record| record.are_gaps_known());
+            let pairs = known.flat_map(|record| record.tokens.windows(2));
             let counted = pairs.filter(|pair| counts(pair[0], pair[1]));
             Samples::new(counted.map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3))
         };
@@ -176,6 +180,7 @@ impl Row {
             long_ttft_ms_p50: Samples::new(long.iter().filter_map(|record| record.ttft_ms())).percentile(50.0),
             streams_ended_early: streams.iter().filter(ended_early).count(),
             not_completed: run.records.iter().filter(|record| !record.is_completed()).count(),
+            held_back: streams.iter().filter(held_back).count(),
             lag_ms_p99: workload::summary::Lag::of(run).ms_p99,
         }
     }
@@ -185,6 +190,10 @@ impl Row {
         let notes = [
             (early > 0).then(|| format!("{early} streams ended early: raise --stream-output-len")),
             (self.not_completed > 0).then(|| format!("{} requests without a whole answer", self.not_completed)),
+            (self.held_back > 0).then(|| {
+                let streams = self.held_back;
+                format!("{streams} streams came at once: the server or a proxy holds tokens back, their gaps are not counted")
+            }),
             is_late.then(|| format!("invalid: the client sent late, p99 {:.1} ms", self.lag_ms_p99)),
         ];
         notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
@@ -293,6 +302,11 @@ mod tests {
         for heading in ["streams", "ITL P50 ms", "ITL P99", "longest p50", "ratio"] {
             assert!(lines.contains(heading), "{lines}");
         }
+        let mut at_once = run.clone();
+        at_once.records[0].tokens = vec![ms(1900); 64];
+        let half = Row::of("http://a", &shape, &at_once);
+        assert_eq!((half.held_back, half.gaps, half.itl_ms_p50), (1, 1 + 32, Some(10.0)));
+        assert!(text(&[half], Terminal::plain()).contains("holds tokens back"));
         let short = Row {
             streams_ended_early: 2,
             ..row

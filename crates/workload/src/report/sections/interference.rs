@@ -61,7 +61,7 @@ fn gaps(arm: &ArmView<'_>, long_from: u32) -> Vec<Gap> {
     arm.runs.iter().flat_map(|(run, _)| gaps_of(run, long_from)).collect()
 }
 
-/// All gaps of a run's measured requests. Every request counts as load, whatever part it belongs to.
+/// All known gaps of a run's measured requests. Every request counts as load, whatever part it belongs to.
 fn gaps_of(run: &Run, long_from: u32) -> Vec<Gap> {
     // Times in seconds at which the number of running requests, waiting prompts and waiting long prompts changes.
     let mut changes: Vec<(f64, [i64; 3])> = Vec::new();
@@ -77,7 +77,7 @@ fn gaps_of(run: &Run, long_from: u32) -> Vec<Gap> {
     let mut gaps: Vec<(f64, f64)> = run
         .records
         .iter()
-        .filter(|record| record.is_measured() && record.is_completed())
+        .filter(|record| record.is_measured() && record.is_completed() && record.are_gaps_known())
         .flat_map(|record| record.tokens.windows(2))
         .map(|pair| (pair[1].as_secs_f64(), pair[0].as_secs_f64()))
         .collect();
@@ -199,5 +199,7 @@ mod tests {
             seen,
             [(10.0, 1, none), (10.0, 2, long), (60.0, 1, none), (10.0, 1, none)]
         );
+        let at_once = run("a", vec![request(1, &[100; 32])]);
+        assert_eq!(gaps_of(&at_once, 1_000).len(), 0, "a proxy held it back");
     }
 }
