@@ -1,12 +1,12 @@
 //! `baton certs`: makes a cluster's certificate authority and a certificate for each process.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use identity::{Authority, AuthorityError, CertifiedProcess, in_days};
 
 use crate::exit::{Exit, ExitError, WithExit as _};
+use crate::stdout::print_result;
 use crate::terminal::say;
 
 const EXAMPLES: &str = "\
@@ -105,11 +105,15 @@ fn processes(args: &ProcessArgs) -> anyhow::Result<Vec<CertifiedProcess>> {
 }
 
 fn issue(authority: &Authority, processes: &[CertifiedProcess], days: u32) -> anyhow::Result<Exit> {
-    let mut out = crate::stdout::stdout();
-    for process in processes {
+    let mut made = String::new();
+    let issued = processes.iter().try_for_each(|process| {
         let files = authority.issue(process, in_days(days)).map_err(in_words)?;
-        writeln!(out, "{}  {}", files.certificate.display(), files.key.display())?;
-    }
+        made += &format!("{}  {}\n", files.certificate.display(), files.key.display());
+        anyhow::Ok(())
+    });
+    // Printed last: a reader that goes away (`| head -1`) must not leave the later ones unmade.
+    print_result(&made)?;
+    issued?;
     let ca = authority.certificate();
     say!(
         "give each host {} and the two files of its own process, and keep {} on this one: who has it can join cluster {}",

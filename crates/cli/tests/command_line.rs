@@ -70,6 +70,24 @@ fn a_failure_is_json_where_the_result_would_have_been() {
     assert!(text(&plain.stderr).starts_with("error: "), "{plain:?}");
 }
 
+/// As `baton certs init .. | head -1` with a reader that is gone before the first line.
+#[test]
+fn certificates_are_made_whoever_reads_their_names() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let certs = folder.path().join("certs");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+    let words = ["--cluster", "demo", "coordinator/c-0", "prefill/p-0", "decode/d-0"];
+    command.args(["certs", "init"]).arg(&certs).args(words).stdout(writer);
+    let output = command.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    for name in ["ca", "c-0", "p-0", "d-0"] {
+        let file = certs.join(format!("{name}.crt"));
+        assert!(file.is_file(), "{} is missing: {output:?}", file.display());
+    }
+}
+
 #[test]
 fn doctor_looks_at_everything_and_its_exit_status_is_its_verdict() {
     let folder = tempfile::tempdir().expect("a folder");
