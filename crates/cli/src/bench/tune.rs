@@ -118,6 +118,20 @@ impl Knobs {
         *turned = Some(value);
         self
     }
+
+    /// Those that are set, by the names of the nodes' settings.
+    fn settings(self) -> BTreeMap<String, serde_json::Value> {
+        let settings = [
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("mixed_step_tokens", self.mixed_step_tokens),
+            ("max_num_seqs", self.max_num_seqs),
+            ("itl_target_ms", self.itl_target_ms),
+        ];
+        let set = settings
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
+        set.collect()
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -166,6 +180,9 @@ fn model_of(args: &TuneArgs) -> anyhow::Result<PathBuf> {
 }
 
 /// One knob after the other. The best value of the first stays while the second is turned. False: Ctrl-C ended it.
+///
+/// # Errors
+/// The first point cannot be measured.
 async fn tune(
     args: &TuneArgs,
     mut measured: impl AsyncFnMut(Knobs) -> anyhow::Result<Option<Run>>,
@@ -189,27 +206,16 @@ async fn tune(
             if points.iter().any(|before| before.knobs == knobs) {
                 continue;
             }
-            let Some(run) = measured(knobs).await? else {
-                is_whole = false;
-                break 'knobs;
-            };
-            let point = point(knobs, &run, slo);
-            let is_client_late = !Lag::of(&run).is_valid;
-            let late = if is_client_late {
-                "; the client was late, so this point is not chosen"
-            } else {
-                ""
-            };
-            say!(
-                "{}: goodput {:.2} requests/s{late}",
-                words(&point.settings),
-                point.goodput
-            );
-            points.push(Tried {
-                knobs,
-                point,
-                is_client_late,
-            });
+            match measured(knobs).await {
+                Ok(Some(run)) => points.push(Tried::of(knobs, &run, slo)),
+                Ok(None) => {
+                    is_whole = false;
+                    break 'knobs;
+                }
+                Err(error) if points.is_empty() => return Err(error),
+                // As when the nodes refuse a value. The points before it took minutes each.
+                Err(error) => say!("{} is left out: {error:#}", words(&knobs.settings())),
+            }
         }
     }
     let chosen = best(&points, slo);
@@ -227,17 +233,8 @@ async fn tune(
 
 fn point(knobs: Knobs, run: &Run, slo: &Slo) -> TuningPoint {
     let summary = Summary::of(run, slo);
-    let settings = [
-        ("max_num_batched_tokens", knobs.max_num_batched_tokens),
-        ("mixed_step_tokens", knobs.mixed_step_tokens),
-        ("max_num_seqs", knobs.max_num_seqs),
-        ("itl_target_ms", knobs.itl_target_ms),
-    ];
     TuningPoint {
-        settings: settings
-            .into_iter()
-            .filter_map(|(name, value)| Some((name.to_owned(), value?.into())))
-            .collect(),
+        settings: knobs.settings(),
         goodput: summary.goodput_per_s,
         // Nothing was answered, which the goodput of 0 tells. JSON has no infinity.
         ttft_ms_p99: summary.ttft_ms.map_or(0.0, |ttft| ttft.p99),
@@ -252,6 +249,28 @@ struct Tried {
     point: TuningPoint,
     /// The run says nothing about the nodes then.
     is_client_late: bool,
+}
+
+impl Tried {
+    fn of(knobs: Knobs, run: &Run, slo: &Slo) -> Self {
+        let point = point(knobs, run, slo);
+        let is_client_late = !Lag::of(run).is_valid;
+        let late = if is_client_late {
+            "; the client was late, so this point is not chosen"
+        } else {
+            ""
+        };
+        say!(
+            "{}: goodput {:.2} requests/s{late}",
+            words(&point.settings),
+            point.goodput
+        );
+        Self {
+            knobs,
+            point,
+            is_client_late,
+        }
+    }
 }
 
 /// The highest goodput; among those that are about as high, the one whose worse p99 is farthest below its limit. `None`: the client was

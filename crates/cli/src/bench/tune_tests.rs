@@ -110,6 +110,23 @@ async fn of_equal_goodputs_the_one_with_more_room_is_chosen_and_ctrl_c_keeps_wha
 }
 
 #[tokio::test]
+async fn a_value_that_the_nodes_refuse_takes_no_point_with_it() {
+    let args = args(&["--try-max-num-batched-tokens", "64,128", "--try-max-num-seqs", "4,8"]);
+    let (points, is_whole) = tune(&args, async |knobs: Knobs| match knobs.max_num_seqs {
+        Some(8) => Err(anyhow::anyhow!("the cluster did not start")),
+        _ => Ok(Some(run(10, 100))),
+    })
+    .await
+    .expect("points");
+    assert_eq!((points.len(), is_whole), (3, true));
+    let nothing = tune(&args, async |_: Knobs| {
+        Err(anyhow::anyhow!("the cluster did not start"))
+    })
+    .await;
+    assert_eq!(nothing.expect_err("no point").to_string(), "the cluster did not start");
+}
+
+#[tokio::test]
 async fn a_point_of_a_late_client_is_not_chosen() {
     let args = args(&["--try-max-num-batched-tokens", "64,128", "--try-max-num-seqs", "4"]);
     let late = |mut run: Run| {
