@@ -12,8 +12,13 @@ use cli::bench::load::scripted_server::{End, Script, ScriptedServer};
 const WITHIN: Duration = Duration::from_secs(60);
 
 async fn server() -> ScriptedServer {
-    let script = |_: &str, _: u64| Script {
-        status: 200,
+    mortal(u64::MAX).await
+}
+
+/// A server that answers so many requests.
+async fn mortal(answers: u64) -> ScriptedServer {
+    let script = move |_: &str, number: u64| Script {
+        status: if number < answers { 200 } else { 500 },
         first: Duration::from_millis(1),
         gap: Duration::ZERO,
         end: End::Whole,
@@ -63,6 +68,18 @@ fn late_rows(folder: &Path) -> Vec<bool> {
         row["point"]["summary"]["lag"]["is_valid"] == false
     })
     .collect()
+}
+
+#[tokio::test]
+async fn a_server_that_dies_takes_no_row_with_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Four before the row and three in it.
+    let server = mortal(7).await;
+    let (code, words) = matrix(&server, folder.path(), &["--context", "128"]).await;
+    assert_eq!(code, Some(1), "{words}");
+    assert!(words.contains("row A warm could not be measured"), "{words}");
+    let is_there = |row: &str| folder.path().join("matrix").join(row).is_file();
+    assert!(is_there("row-A-cold.json") && is_there("interpretation.md") && !is_there("row-A-warm.json"));
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ The rows (prompt/answer tokens, scaled down together when the context is shorter
 A cold row has prompts that no server has seen. Before a warm row its prompts (row E: its prefix) are sent once.
 
 Exit status: 0; 3 when a row does not meet the contract; 5 when the contract cannot be judged, because the client sent late;
-130 after Ctrl-C.";
+1 or 4 when the server fails meanwhile (the rows before are printed and kept); 130 after Ctrl-C.";
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
@@ -141,7 +141,7 @@ struct Measured {
 
 pub fn run(args: &MatrixArgs) -> anyhow::Result<Exit> {
     let judge = args.judge.read()?;
-    let (measured, is_whole) = until_interrupted(async |stop| rows(args, &judge, stop).await)?;
+    let (measured, end) = until_interrupted(async |stop| rows(args, &judge, stop).await)?;
     let points: Vec<Point> = measured.iter().map(|measured| measured.point.clone()).collect();
     // A file that cannot be written must not take what was measured with it.
     let written = files::write(args, &judge, &measured);
@@ -151,7 +151,11 @@ pub fn run(args: &MatrixArgs) -> anyhow::Result<Exit> {
         "{} has hardware.md, server-flags.md, row-*.json and interpretation.md\n",
         args.out.display()
     ))?;
-    Ok(if is_whole { judged(&points) } else { Exit::Interrupted })
+    match end {
+        End::Whole => Ok(judged(&points)),
+        End::Cut => Ok(Exit::Interrupted),
+        End::Broken(error) => Err(error),
+    }
 }
 
 /// Every row must meet the contract.
@@ -160,8 +164,18 @@ fn judged(points: &[Point]) -> Exit {
     of(Exit::NotMet).or(of(Exit::NoVerdict)).unwrap_or(Exit::Ok)
 }
 
-/// All rows, and whether nobody ended it before.
-async fn rows(args: &MatrixArgs, judge: &Judge, stop: CancellationToken) -> anyhow::Result<(Vec<Measured>, bool)> {
+/// Why no more rows were measured.
+enum End {
+    Whole,
+    /// Ctrl-C.
+    Cut,
+    /// A row could not be measured, as when the server has died. The rows before it are kept.
+    Broken(anyhow::Error),
+}
+
+/// # Errors
+/// The first row cannot be measured.
+async fn rows(args: &MatrixArgs, judge: &Judge, stop: CancellationToken) -> anyhow::Result<(Vec<Measured>, End)> {
     let context = match args.context {
         Some(context) => context,
         None => context_of(&args.server).await?,
@@ -169,10 +183,16 @@ async fn rows(args: &MatrixArgs, judge: &Judge, stop: CancellationToken) -> anyh
     let mut measured = Vec::new();
     for row in args.rows.iter().copied() {
         for cache in args.cache.iter().copied() {
-            let Some(run) = one(args, (row, cache), context, &stop).await? else {
-                return Ok((measured, false));
-            };
             let label = format!("row {} {}", row.letter(), cache.name());
+            let run = match one(args, (row, cache), context, &stop).await {
+                Ok(Some(run)) => run,
+                Ok(None) => return Ok((measured, End::Cut)),
+                Err(error) if measured.is_empty() => return Err(error),
+                Err(error) => {
+                    let error = error.context(format!("{label} could not be measured, so the matrix ends there"));
+                    return Ok((measured, End::Broken(error)));
+                }
+            };
             say!("{label} is measured");
             measured.push(Measured {
                 row,
@@ -182,7 +202,7 @@ async fn rows(args: &MatrixArgs, judge: &Judge, stop: CancellationToken) -> anyh
             });
         }
     }
-    Ok((measured, true))
+    Ok((measured, End::Whole))
 }
 
 /// `None` when Ctrl-C cut it short.
