@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
+use workload::statistics::Samples;
 
 use super::Way;
 use super::memory::Payload;
@@ -35,15 +36,12 @@ impl Row {
         }
     }
 
-    /// The value at `share` of the sorted rounds.
-    fn quantile(&self, share: f64) -> Duration {
-        let mut sorted = self.took.clone();
-        sorted.sort_unstable();
-        let last = sorted.len().saturating_sub(1);
-        sorted
-            .get((last as f64 * share).round() as usize)
-            .copied()
-            .unwrap_or_default()
+    /// So many percent of the rounds took at most this long.
+    fn percentile(&self, percent: f64) -> Duration {
+        let seconds = Samples::new(self.took.iter().map(Duration::as_secs_f64));
+        seconds
+            .percentile(percent)
+            .map_or(Duration::ZERO, Duration::from_secs_f64)
     }
 
     /// The median over the rounds of this way's rate, as a share of another way's rate in the same round.
@@ -95,7 +93,7 @@ impl Report {
         let row_of = |way| rows.iter().find(|row| row.way == way);
         let tcp_rate = iperf3.as_ref().ok().map(|(rate, _)| *rate);
         let measured = |row: &Row| {
-            let median = row.quantile(0.5);
+            let median = row.percentile(50.0);
             let is_tcp = matches!(row.way, Way::Grpc | Way::GrpcTls | Way::TcpStream);
             let share = match (is_tcp, tcp_rate) {
                 (true, Some(tcp)) => row.rate(median) / tcp.max(1.0),
@@ -109,8 +107,8 @@ impl Report {
                 bytes_moved: row.bytes * (row.took.len() as u64 + 1),
                 milliseconds_median: median.as_secs_f64() * 1e3,
                 gigabytes_per_second_median: row.rate(median) / 1e9,
-                gigabytes_per_second_slow_tenth: row.rate(row.quantile(0.9)) / 1e9,
-                gigabytes_per_second_fast_tenth: row.rate(row.quantile(0.1)) / 1e9,
+                gigabytes_per_second_slow_tenth: row.rate(row.percentile(90.0)) / 1e9,
+                gigabytes_per_second_fast_tenth: row.rate(row.percentile(10.0)) / 1e9,
                 share_of_yardstick: share,
                 limit: row.way.limit(),
             }
@@ -172,5 +170,18 @@ impl Report {
             self.tcp_yardstick
         )?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_of_rounds_is_between_the_two_in_the_middle() {
+        let mut row = Row::new(Way::Grpc, 1_000);
+        row.took = [40, 10, 30, 20].map(Duration::from_millis).to_vec();
+        let at = |percent| row.percentile(percent);
+        assert_eq!([0.0, 50.0, 100.0].map(at), [10, 25, 40].map(Duration::from_millis));
     }
 }
