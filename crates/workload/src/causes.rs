@@ -19,7 +19,7 @@ pub enum CauseKind {
     Prompt,
     /// Its prompt took long because nothing of it was in a cache, while most prompts of the run were.
     Cold,
-    /// Its KV took long to move.
+    /// Its KV, or its first token, took long to move.
     Transfer,
     /// Its answer was long.
     Answer,
@@ -41,6 +41,7 @@ pub struct Cause {
 /// Stages before the first token in which a request waits.
 const QUEUE: [&str; 6] = ["queue", "route", "reserve", "dispatch", "step_wait", "prefill_queue"];
 const PROMPT: [&str; 3] = ["parse", "tokenize", "prefill_forward"];
+const FIRST_TOKEN: [&str; 1] = ["first_token_return"];
 /// A run in which this share of prompt tokens came from a cache is a warm one.
 const WARM_SHARE_MIN: f64 = 0.3;
 
@@ -100,11 +101,7 @@ impl Usual {
         // In a run of many thousand requests the client does not ask the server for their stages.
         let told_stages = record.server.as_ref().filter(|server| !server.stages.is_empty());
         let (queue, prompt, before_first) = match told_stages {
-            Some(server) => (
-                sum(server, &QUEUE),
-                sum(server, &PROMPT),
-                sum(server, &["first_token_return"]),
-            ),
+            Some(server) => (sum(server, &QUEUE), sum(server, &PROMPT), sum(server, &FIRST_TOKEN)),
             None => {
                 let prompt = waited.min(self.prompt_ms_per_token * computed(record));
                 (waited - prompt, prompt, 0.0)
@@ -181,6 +178,10 @@ impl Usual {
                 record.prompt_tokens,
                 self.cached_share * 100.0
             ),
+            // The larger half of it.
+            CauseKind::Transfer if told.is_some_and(|server| sum(server, &FIRST_TOKEN) > ms / 2.0) => {
+                "transfer: its first token was long on the way to the coordinator".to_owned()
+            }
             CauseKind::Transfer => match told.and_then(|server| server.kv_bytes) {
                 Some(bytes) => format!("transfer: {:.1} MB of KV had to arrive", bytes as f64 / 1e6),
                 None => "transfer: its KV had to arrive".to_owned(),
@@ -333,6 +334,24 @@ mod tests {
         limited.environment.insert("max_concurrency".to_owned(), 3.into());
         let words = Usual::of(&limited).cause(&limited.records[0]).words;
         assert!(words.contains("while 3 others run"), "{words}");
+    }
+
+    #[test]
+    fn a_first_token_that_is_long_on_its_way_is_not_called_kv() {
+        let mut late = usual(99);
+        let stages = &mut late.server.as_mut().unwrap().stages;
+        stages.push(("first_token_return".to_owned(), 300.0));
+        delay(&mut late, 0, 300);
+        let mut moved = usual(98);
+        stage(&mut moved, "transfer_tail", 240.0);
+        delay(&mut moved, 1, 240);
+        let run = run("run", (0..20).map(usual).chain([late, moved]).collect());
+        let causes = Usual::of(&run);
+        let of = |at: usize| causes.cause(&run.records[at]);
+        assert_eq!((of(20).kind, of(21).kind), (CauseKind::Transfer, CauseKind::Transfer));
+        let (late, moved) = (of(20).words, of(21).words);
+        assert!(late.contains("first token") && !late.contains("KV"), "{late}");
+        assert!(moved.contains("2.0 MB of KV had to arrive"), "{moved}");
     }
 
     #[test]
