@@ -6,7 +6,7 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum as _;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,16 @@ use crate::exit::{Exit, WithExit as _};
 use crate::stdout::print_result;
 use crate::terminal::{Terminal, say};
 
+/// Members of each body. Servers do not agree on what a second one of the same name means: vLLM takes it, baton refuses the request.
+const OWN_MEMBERS: [&str; 7] = [
+    "model",
+    "prompt",
+    "messages",
+    "max_tokens",
+    "stream",
+    "stream_options",
+    "ignore_eos",
+];
 /// The limits of the chat profile, where the user gives none.
 const CHAT: (f64, f64) = (300.0, 50.0);
 
@@ -109,8 +119,7 @@ fn plan(args: &RunArgs, traffic: &Traffic) -> anyhow::Result<LoadPlan> {
     plan.extra_body
         .insert("temperature".to_owned(), json!(args.traffic.temperature));
     if let Some(extra) = &args.traffic.extra_body {
-        let extra: Map<String, Value> = serde_json::from_str(extra).context("--extra-body is no JSON object")?;
-        plan.extra_body.extend(extra);
+        plan.extra_body.extend(extra_body(extra)?);
     }
     let shares = [args.pace.burstiness, args.traffic.time_scale, args.traffic.temperature];
     ensure!(
@@ -123,6 +132,17 @@ fn plan(args: &RunArgs, traffic: &Traffic) -> anyhow::Result<LoadPlan> {
         "percentiles are 0 to 100"
     );
     Ok(plan)
+}
+
+fn extra_body(text: &str) -> anyhow::Result<Map<String, Value>> {
+    let extra: Map<String, Value> = serde_json::from_str(text).context("--extra-body is no JSON object")?;
+    if let Some(name) = OWN_MEMBERS.into_iter().find(|name| extra.contains_key(*name)) {
+        bail!(
+            "--extra-body has `{name}`, and each body has one already: leave it out. --model, --random-output-len, --ignore-eos and \
+             --no-ignore-eos say such members"
+        );
+    }
+    Ok(extra)
 }
 
 fn server(args: &RunArgs) -> anyhow::Result<Server> {
@@ -278,5 +298,16 @@ mod tests {
     fn dates_are_digits_that_sort() {
         assert_eq!(compact("Sun, 06 Nov 1994 08:49:37 GMT"), "19941106-084937");
         assert_eq!(date().len(), 15);
+    }
+
+    #[test]
+    fn a_member_that_each_body_has_is_not_added_again() {
+        let extra = extra_body("{\"top_p\":0.9,\"min_tokens\":8}").expect("two members");
+        assert_eq!(extra.len(), 2);
+        for name in OWN_MEMBERS {
+            let error = extra_body(&json!({"top_p": 0.9, name: 1}).to_string()).expect_err("a second one");
+            assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+        }
+        assert!(extra_body("[1]").is_err());
     }
 }
