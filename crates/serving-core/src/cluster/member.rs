@@ -1,9 +1,10 @@
 //! One node as this coordinator knows it: its life, its permits, what it gets and whether it is trusted.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::ids::{NodeId, RequestId};
-use crate::node::{AssignedRole, NodeRecord, NodeRole, NodeState, NodeStatus, PermitNote};
+use crate::node::{AssignedRole, NodeRecord, NodeRole, NodeState, NodeStatus, PairHealth, PermitNote};
 use crate::time::Time;
 
 use super::breaker::Breaker;
@@ -88,6 +89,27 @@ struct LastNote {
     returned_total: u64,
 }
 
+/// The decode nodes that a prefill node last named, by what it said of its link to each. Placement asks this for every pair of
+/// nodes, so it is kept beside the report.
+#[derive(Clone, Debug, Default)]
+struct ReportedLinks {
+    usable: BTreeSet<NodeId>,
+    unusable: BTreeSet<NodeId>,
+}
+
+impl ReportedLinks {
+    fn of(pairs: &[PairHealth]) -> Self {
+        let named = |is_usable: bool| {
+            let pairs = pairs.iter().filter(|pair| pair.unusable_reason.is_none() == is_usable);
+            pairs.map(|pair| pair.decode_node.clone()).collect()
+        };
+        Self {
+            usable: named(true),
+            unusable: named(false),
+        }
+    }
+}
+
 /// A node is to leave: for good, or to join again as something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainOrder {
@@ -102,7 +124,9 @@ pub struct Node {
     pub lease_until: Time,
     /// When this life was first seen.
     pub joined_at: Time,
+    /// The last report. [`Node::take_status`] alone sets it.
     pub status: Option<NodeStatus>,
+    links: ReportedLinks,
     pub status_at: Time,
     /// When a report last said that the model ran: a node at work is not a dead one, however quiet its streams are.
     pub progress_at: Time,
@@ -129,6 +153,7 @@ impl Node {
             lease_until: now + lease,
             joined_at: now,
             status: None,
+            links: ReportedLinks::default(),
             status_at: now,
             progress_at: now,
             permits: Permits::of_stream(stream),
@@ -144,6 +169,16 @@ impl Node {
 
     pub fn id(&self) -> &NodeId {
         &self.record.id
+    }
+
+    /// Most reports repeat the links of the one before, so these are put in order only when they have changed.
+    pub(super) fn take_status(&mut self, status: NodeStatus) {
+        let links_before = self.status.as_ref().map(|before| &before.pairs);
+        if links_before != Some(&status.pairs) {
+            self.links = ReportedLinks::of(&status.pairs);
+        }
+        self.record.state = status.state;
+        self.status = Some(status);
     }
 
     /// Prompt tokens that wait here, as far as this coordinator knows (prefill).
@@ -200,16 +235,12 @@ impl Node {
 
     /// Whether this prefill node reports its link to `decode` as broken.
     pub fn pair_is_usable(&self, decode: &NodeId) -> bool {
-        let pairs = self.status.iter().flat_map(|s| &s.pairs);
-        !pairs
-            .into_iter()
-            .any(|p| p.decode_node == *decode && p.unusable_reason.is_some())
+        !self.links.unusable.contains(decode)
     }
 
     /// Whether this prefill node has said that its link to `decode` works.
     pub fn pair_is_reported_usable(&self, decode: &NodeId) -> bool {
-        let mut pairs = self.status.iter().flat_map(|s| &s.pairs);
-        pairs.any(|p| p.decode_node == *decode && p.unusable_reason.is_none())
+        self.links.usable.contains(decode)
     }
 
     /// Returns what is recalled and says what is waited for, if there is anything new to say and others to share with.

@@ -167,8 +167,7 @@ impl Membership {
         if status.computed_tokens_total != computed_before {
             node.progress_at = read_at;
         }
-        node.record.state = status.state;
-        node.status = Some(status);
+        node.take_status(status);
         node.status_at = read_at;
         node.sent_tokens = 0;
         true

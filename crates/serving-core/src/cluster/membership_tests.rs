@@ -120,3 +120,52 @@ fn what_carries_a_pairs_kv_is_what_its_prefill_node_says() {
         assert_eq!(m.transport_of(&prefill.id, &decode.id), expected, "it said {said}");
     }
 }
+
+#[test]
+fn a_link_is_what_the_last_report_says_of_it() {
+    let mut m = members();
+    let prefill = node_record("p0", 1, NodeRole::Prefill);
+    let decode: Vec<NodeId> = ["d0", "d1", "d2"]
+        .map(|name| node_record(name, 1, NodeRole::Decode).id)
+        .into();
+    let other_life = node_record("d0", 2, NodeRole::Decode).id;
+    let said = |pairs: &[(usize, Option<&str>)]| -> Vec<PairHealth> {
+        let of = |(at, reason): &(usize, Option<&str>)| PairHealth {
+            decode_node: decode[*at].clone(),
+            unusable_reason: reason.map(str::to_owned),
+            transport: None,
+        };
+        pairs.iter().map(of).collect()
+    };
+    m.join(ms(0), prefill.clone(), StreamId(1)).expect("it joins");
+    let reports = [
+        said(&[]),
+        said(&[(0, None), (1, Some("broken"))]),
+        said(&[(0, None), (1, Some("broken"))]),
+        // One node named twice is both.
+        said(&[(2, Some("broken")), (2, None)]),
+        said(&[(0, Some("broken"))]),
+        said(&[]),
+    ];
+    for (at, pairs) in (1..).zip(reports) {
+        let mut status = ready_status(64);
+        status.pairs = pairs.clone();
+        assert!(m.report(ms(at), (StreamId(1), ms(at)), status));
+        let node = m.get(&prefill.id).expect("it has joined");
+        for id in decode.iter().chain([&other_life]) {
+            let says = |is_usable: bool| {
+                let mut of_pair = pairs.iter().filter(|pair| pair.decode_node == *id);
+                of_pair.any(|pair| pair.unusable_reason.is_none() == is_usable)
+            };
+            assert_eq!(node.pair_is_usable(id), !says(false), "report {at} of {id}");
+            assert_eq!(node.pair_is_reported_usable(id), says(true), "report {at} of {id}");
+        }
+    }
+    // The next stream of the same life begins without a report.
+    let mut status = ready_status(64);
+    status.pairs = said(&[(0, Some("broken"))]);
+    assert!(m.report(ms(9), (StreamId(1), ms(9)), status));
+    assert_eq!(m.join(ms(10), prefill.clone(), StreamId(2)), Ok(Joined::Again));
+    let node = m.get(&prefill.id).expect("it has joined");
+    assert!(node.pair_is_usable(&decode[0]));
+}
