@@ -93,8 +93,8 @@ impl ClusterSnapshot {
         self.waiting_batch = cluster.waiting(Lane::Batch);
         self.unfinished = cluster.unfinished();
         self.in_cluster.clear();
-        for phase in cluster.phases() {
-            *self.in_cluster.entry(phase.stage()).or_default() += 1;
+        for (phase, count) in cluster.phase_counts() {
+            *self.in_cluster.entry(phase.stage()).or_default() += count;
         }
     }
 

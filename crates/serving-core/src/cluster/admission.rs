@@ -46,6 +46,8 @@ pub(super) struct WaitingQueue {
     /// None is empty.
     lines: BTreeMap<Line, BTreeSet<Place>>,
     places: BTreeMap<RequestId, (Line, Place)>,
+    /// Requests of each lane, over all its lines.
+    waiting: BTreeMap<Lane, usize>,
     shares: BTreeMap<Lane, FairShare>,
     next_sequence_no: u64,
 }
@@ -65,14 +67,14 @@ impl WaitingQueue {
             requests_max,
             lines: BTreeMap::new(),
             places: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             shares: BTreeMap::new(),
             next_sequence_no: 0,
         }
     }
 
     pub(super) fn len_of(&self, lane: Lane) -> usize {
-        let lines = self.lines.iter().filter(|(line, _)| line.lane == lane);
-        lines.map(|(_, places)| places.len()).sum()
+        self.waiting.get(&lane).copied().unwrap_or(0)
     }
 
     fn insert(&mut self, request: &Request, arrived_at: Time, turn: Turn) {
@@ -97,6 +99,7 @@ impl WaitingQueue {
         }
         self.lines.entry(line).or_default().insert(place);
         self.places.insert(request.id, (line, place));
+        *self.waiting.entry(lane).or_default() += 1;
     }
 
     /// The limit is tested with the arrival counted in. When the queue is full, another request may have to make room.
@@ -142,6 +145,9 @@ impl WaitingQueue {
 
     fn take(&mut self, request: RequestId) -> Option<(Line, Place)> {
         let (line, place) = self.places.remove(&request)?;
+        if let Some(waiting) = self.waiting.get_mut(&line.lane) {
+            *waiting = waiting.saturating_sub(1);
+        }
         if let Some(places) = self.lines.get_mut(&line) {
             places.remove(&place);
             if places.is_empty() {

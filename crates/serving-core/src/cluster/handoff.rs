@@ -1,6 +1,6 @@
 //! The life of one request: its phases, which of them may follow which, and what it holds meanwhile.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,6 +96,29 @@ impl Phase {
             (Recovering, Queued) => true,
             _ => false,
         }
+    }
+}
+
+/// How many unfinished requests are in each phase: counted when a request enters or leaves one, as the figures are taken after each
+/// event. A phase without requests has no entry.
+#[derive(Debug, Default)]
+pub(super) struct PhaseCounts(BTreeMap<Phase, u64>);
+
+impl PhaseCounts {
+    pub(super) fn enter(&mut self, phase: Phase) {
+        *self.0.entry(phase).or_default() += 1;
+    }
+
+    pub(super) fn leave(&mut self, phase: Phase) {
+        let left = self.0.get(&phase).map_or(0, |count| count.saturating_sub(1));
+        match left {
+            0 => self.0.remove(&phase),
+            _ => self.0.insert(phase, left),
+        };
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Phase, u64)> {
+        self.0.iter().map(|(phase, count)| (*phase, *count))
     }
 }
 

@@ -50,7 +50,7 @@ pub use stats::{ClusterStats, HandoffOutcome, MigrationOutcome};
 pub use transition::{Change, Transition};
 
 use admission::{Enqueued, WaitingQueue};
-use handoff::AdmittedRequest;
+use handoff::{AdmittedRequest, PhaseCounts};
 use pair_breaker::PairBreaker;
 use recovery::RetryBudget;
 use saving::Saving;
@@ -131,6 +131,7 @@ pub struct Cluster {
     queue: WaitingQueue,
     saving: Option<Saving>,
     requests: BTreeMap<RequestId, AdmittedRequest>,
+    phases: PhaseCounts,
     wakes: BTreeSet<(Time, RequestId)>,
     router: Box<dyn Router>,
     budget: RetryBudget,
@@ -152,6 +153,7 @@ impl Cluster {
             queue: WaitingQueue::new(config.queue_requests_max),
             saving: None,
             requests: BTreeMap::new(),
+            phases: PhaseCounts::default(),
             wakes: BTreeSet::new(),
             router: config.routing.build(),
             budget: RetryBudget::default(),
@@ -250,9 +252,9 @@ impl Cluster {
     pub fn unfinished(&self) -> usize {
         self.requests.len()
     }
-    /// The phase of every unfinished request.
-    pub fn phases(&self) -> impl Iterator<Item = Phase> {
-        self.requests.values().map(|tracked| tracked.phase)
+    /// The phases in which there are unfinished requests, and how many.
+    pub fn phase_counts(&self) -> impl Iterator<Item = (Phase, u64)> {
+        self.phases.iter()
     }
 
     fn act(&mut self, action: ClusterAction) {
@@ -293,6 +295,7 @@ impl Cluster {
         }
         self.budget.count_request(now);
         self.note(tracked.key(), Change::Arrived);
+        self.phases.enter(tracked.phase);
         self.requests.insert(id, tracked);
         self.set_wait(id, None);
     }
@@ -379,6 +382,7 @@ impl Cluster {
         if let Some(wake) = tracked.wake {
             self.wakes.remove(&(wake, request));
         }
+        self.phases.leave(tracked.phase);
         self.note(tracked.key(), Change::Ended);
         true
     }
@@ -391,6 +395,8 @@ impl Cluster {
         if tracked.phase.may_become(next) {
             let from = std::mem::replace(&mut tracked.phase, next);
             let key = tracked.key();
+            self.phases.leave(from);
+            self.phases.enter(next);
             return self.note(key, Change::Phase { from, to: next });
         }
         self.stats.illegal_transitions += 1;
@@ -405,9 +411,26 @@ impl Cluster {
         }
     }
 
+    /// What is counted as it changes is what a walk over the requests finds.
+    #[cfg(test)]
+    fn check_counts(&self) {
+        let (mut in_phase, mut waiting) = (BTreeMap::new(), BTreeMap::new());
+        for tracked in self.requests.values() {
+            *in_phase.entry(tracked.phase).or_insert(0_u64) += 1;
+            if tracked.phase == Phase::Queued {
+                *waiting.entry(tracked.request.lane).or_insert(0_usize) += 1;
+            }
+        }
+        assert_eq!(self.phase_counts().collect::<BTreeMap<_, _>>(), in_phase);
+        for lane in Lane::ALL {
+            assert_eq!(self.waiting(lane), waiting.get(&lane).copied().unwrap_or(0));
+        }
+    }
+
     #[cfg(test)]
     fn check_invariants(&self) {
         self.members.check_invariants();
+        self.check_counts();
         for (id, tracked) in &self.requests {
             let waits = self.queue.in_order().contains(id);
             assert_eq!(waits, tracked.phase == Phase::Queued, "{id} {}", tracked.phase.name());
