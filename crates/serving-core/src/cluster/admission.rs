@@ -399,6 +399,39 @@ mod tests {
     }
 
     #[test]
+    fn work_that_was_done_while_nobody_waited_is_neither_a_debt_nor_a_right() {
+        let mut q = WaitingQueue::new(100);
+        // Two owners are served at once whenever they ask: the first much, the second a little, and both early.
+        q.push_new(&owned(0, 2, 1), Time::ZERO);
+        q.placed(RequestId(0));
+        for id in 1..5 {
+            q.push_new(&owned(id, 1, 1), Time::from_millis(1));
+            q.placed(RequestId(id));
+            q.answered(&owned(id, 1, 1), 500);
+        }
+        // After a while with an empty queue both come back, and so does one who was never seen.
+        for round in 0..3 {
+            for owner in 1..=3 {
+                let id = 10 + 3 * round + owner;
+                q.push_new(&owned(u128::from(id), owner, 1), Time::from_millis(60_000));
+            }
+        }
+        assert_eq!(order(&q), (11..20).collect::<Vec<u128>>(), "they take turns");
+        // What is done while others wait counts.
+        q.placed(RequestId(11));
+        q.answered(&owned(11, 1, 1), 500);
+        assert_eq!(order(&q), [12, 13, 15, 16, 18, 19, 14, 17]);
+        // It does no longer when all of them are gone.
+        for id in 12..20 {
+            q.remove(RequestId(id));
+        }
+        for (id, owner) in [(20, 2), (21, 1), (22, 2), (23, 1)] {
+            q.push_new(&owned(id, owner, 1), Time::from_millis(90_000));
+        }
+        assert_eq!(order(&q), [20, 21, 22, 23]);
+    }
+
+    #[test]
     fn what_an_owner_had_in_one_lane_is_nothing_in_the_other() {
         let batch = |id, owner| {
             let mut r = owned(id, owner, 1);

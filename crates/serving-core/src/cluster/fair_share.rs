@@ -1,7 +1,8 @@
 //! Which owner is next when several wait: the one that has had the least work for its weight. Work is counted as it is done, a
 //! prompt's tokens when the request is placed and the output's as they come: nobody knows before how long an answer gets (Sheng et
 //! al., "Fairness in Serving Large Language Models", 2024). An owner that comes back starts level with the one that was served last,
-//! so nobody saves up turns (Goyal et al., "Start-time Fair Queueing", 1996).
+//! so nobody saves up turns. When nobody waits, what anybody has had took nothing from the others: all start level again (Goyal et al.,
+//! "Start-time Fair Queueing", 1996).
 
 use std::collections::BTreeMap;
 
@@ -42,7 +43,7 @@ impl Work {
 #[derive(Debug, Default)]
 pub(super) struct FairShare {
     had: BTreeMap<Owner, Work>,
-    /// What the owner that was served last had had before.
+    /// What the owner that was served last had had before, or the most that any had had when last nobody waited.
     level: Work,
 }
 
@@ -52,8 +53,13 @@ impl FairShare {
     }
 
     /// An owner that did not wait begins to. `is_waiting` says it of the others: who neither waits nor has had more than the level is
-    /// as good as new, and is forgotten.
+    /// as good as new, and is forgotten. If none of them waits, nobody owes anybody.
     pub(super) fn begins_to_wait(&mut self, owner: Owner, is_waiting: impl Fn(Owner) -> bool) {
+        // All that wait are known here, since they began to.
+        if !self.had.keys().any(|other| is_waiting(*other)) {
+            let most = self.had.values().copied().max().unwrap_or_default();
+            self.level = self.level.max(most);
+        }
         let level = self.level;
         self.had.retain(|other, had| *had > level || is_waiting(*other));
         self.had.entry(owner).or_insert(level);
