@@ -259,13 +259,11 @@ impl Cluster {
                 .for_each(|(_, _, partners)| partners.retain(|p| able.contains(p)));
         }
         if is_prefill_only {
-            let mut prefill: Vec<NodeId> = options.into_iter().flat_map(|(_, _, p)| p).collect();
-            prefill.sort();
-            prefill.dedup();
-            return match prefill.is_empty() {
-                true => Err(Blocked::Permits),
-                false => Ok(Options::PrefillOnly(prefill)),
-            };
+            let prefill: BTreeSet<NodeId> = options.iter().flat_map(|(_, _, p)| p).cloned().collect();
+            if !prefill.is_empty() {
+                return Ok(Options::PrefillOnly(prefill.into_iter().collect()));
+            }
+            // No prefill node has permits. A decode node that would compute the prompt itself may answer it whole.
         }
         options.retain(|(d, local, partners)| {
             let has_room = self
@@ -491,3 +489,7 @@ fn describe(policy: &str, reasons: &[(Pool, Choice)]) -> String {
         .collect();
     format!("{policy}: {}", parts.join(", "))
 }
+
+#[cfg(test)]
+#[path = "placement_tests.rs"]
+mod tests;
