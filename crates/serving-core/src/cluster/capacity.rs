@@ -191,10 +191,7 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::super::fixtures::{node_record, request};
-    use super::super::{ClusterConfig, ClusterEvent, StreamId};
     use super::*;
     use crate::ids::NodeEpoch;
     use crate::scheduler::{Admission, NodeLimits, Scheduler, SchedulerConfig, Work};
@@ -321,46 +318,5 @@ mod tests {
         let mut migrated = request(1, 50, 24);
         migrated.client_prompt_tokens = 40;
         assert_eq!(blocks_needed(&migrated, &capacity()), blocks_needed(&r, &capacity()));
-    }
-
-    /// A decode node without permits and a prefill node, for which three requests wait.
-    fn full_cluster(allow_local_prefill: bool) -> Cluster {
-        let mut cluster = Cluster::new(ClusterConfig {
-            allow_local_prefill,
-            ..ClusterConfig::default()
-        });
-        for (stream, name, role) in [(1, "d0", NodeRole::Decode), (2, "p0", NodeRole::Prefill)] {
-            let (record, stream) = (node_record(name, 1, role), StreamId(stream));
-            cluster.apply(Time::ZERO, ClusterEvent::NodeJoined { record, stream });
-        }
-        for id in 1..=3 {
-            let request = Arc::new(request(id, 40, 8));
-            cluster.apply(Time::ZERO, ClusterEvent::RequestArrived { request });
-        }
-        cluster
-    }
-
-    #[test]
-    fn no_second_request_is_looked_at_while_no_node_can_take_any() {
-        let now = Time::from_millis(2);
-        let mut cluster = full_cluster(true);
-        assert_eq!(cluster.place_waiting(now), 3, "they wait for permits");
-        assert!(cluster.saving.is_some());
-        let decode = node_record("d0", 1, NodeRole::Decode).id;
-        let node = cluster.members.get_mut(&decode).expect("it has joined");
-        node.suspicion.failed(Time::from_millis(1), Time::ZERO);
-        assert_eq!(cluster.place_waiting(now), 1, "the only decode node is suspected");
-        assert_eq!(cluster.saving, None);
-    }
-
-    #[test]
-    fn without_local_prefill_a_prefill_node_has_to_be_there() {
-        let now = Time::from_millis(2);
-        for (allow_local_prefill, looked_at) in [(true, 3), (false, 1)] {
-            let mut cluster = full_cluster(allow_local_prefill);
-            assert_eq!(cluster.place_waiting(now), 3);
-            cluster.apply(now, ClusterEvent::NodeDisconnected { stream: StreamId(2) });
-            assert_eq!(cluster.place_waiting(now), looked_at);
-        }
     }
 }

@@ -29,6 +29,7 @@ mod prefix_directory;
 mod readiness;
 mod recovery;
 mod saving;
+mod start;
 mod stats;
 mod suspicion;
 mod timers;

@@ -1,24 +1,23 @@
-//! Gives waiting requests their nodes: which are possible, which the policy takes, what permits that costs.
+//! Finds nodes for waiting requests: which are possible with the permits that are there, and which of them the policy takes.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::ops::ControlFlow;
 
 use crate::ids::{NodeId, RequestId};
 use crate::node::NodeRole;
 use crate::request::{LocalPrefillReason, Request};
-use crate::routing::{Candidate, Choice, Pool, RequestFacts};
+use crate::routing::{Candidate, Pool, RequestFacts};
 use crate::time::Time;
 
 use super::Cluster;
-use super::action::{ClusterAction, PlacementFacts, Target};
 use super::capacity::{
     Kept, decode_has_room, decode_permit, has_prompt_room, prefill_permit, prompt_fits, unless_avoided, whole_fits,
 };
-use super::event::Leg;
-use super::handoff::{AdmittedRequest, OpenLeg, Phase};
+use super::handoff::AdmittedRequest;
 use super::member::Node;
 use super::prefix_directory::PromptKeys;
 use super::saving::{Need, Overtaking, Saving};
+use super::start::ChosenNodes;
 use super::stats::count;
 
 /// Why a waiting request was not placed.
@@ -34,14 +33,14 @@ enum Blocked {
 /// full. What comes after them in the queue waits for its turn.
 const PASSING_LOOKED_AT_MAX: usize = 64;
 
-/// Nodes chosen for one request.
-#[derive(Debug)]
-struct ChosenNodes {
-    prefill: Option<NodeId>,
-    decode: Option<NodeId>,
-    local: Option<LocalPrefillReason>,
-    /// The policy's reasons, in the order in which it was asked.
-    reasons: Vec<(Pool, Choice)>,
+/// What one round over the queue has found so far.
+#[derive(Debug, Default)]
+struct Round {
+    saving: Option<Saving>,
+    /// What the requests need that lack permits.
+    unmet: Vec<Need>,
+    /// Requests behind the one that saves up.
+    passed: usize,
 }
 
 fn facts(request: &Request) -> RequestFacts {
@@ -69,47 +68,52 @@ fn candidate(node: &Node, cost: u64, keys: &PromptKeys) -> Candidate {
 
 impl Cluster {
     /// Places waiting requests in order. The first one that lacks permits saves up for them; those behind it may pass while
-    /// that costs it nothing, or has not cost it long. Returns how many were looked at.
-    pub(super) fn place_waiting(&mut self, now: Time) -> usize {
-        let (mut saving, mut unmet) = (None::<Saving>, Vec::<Need>::new());
+    /// that costs it nothing, or has not cost it long.
+    pub(super) fn place_waiting(&mut self, now: Time) {
+        let mut round = Round::default();
         let mut walk = self.queue.walk(self.saving.as_ref().map(|saving| saving.request));
-        let (mut passed, mut looked_at) = (0, 0);
         while let Some(id) = walk.next(&self.queue) {
-            looked_at += 1;
-            let Some(tracked) = self.requests.get(&id) else {
-                self.queue.remove(id);
-                continue;
-            };
-            let request = tracked.request.clone();
-            if saving.is_some() {
-                passed += 1;
-                if passed > PASSING_LOOKED_AT_MAX {
-                    break;
-                }
-                if self.is_hopeless(tracked, &unmet) {
-                    continue;
-                }
+            if self.look_at(now, id, &mut round).is_break() {
+                break;
             }
-            match self.plan_around(now, tracked, saving.as_ref()) {
-                Ok(options) => {
-                    let plan = self.choose(&request, options);
-                    self.place(now, &request, plan);
+        }
+        self.saving = round.saving;
+    }
+
+    /// Places one request if that can be. `Break`: those behind it are not looked at in this round.
+    fn look_at(&mut self, now: Time, id: RequestId, round: &mut Round) -> ControlFlow<()> {
+        let Some(tracked) = self.requests.get(&id) else {
+            self.queue.remove(id);
+            return ControlFlow::Continue(());
+        };
+        let request = tracked.request.clone();
+        if round.saving.is_some() {
+            round.passed += 1;
+            if round.passed > PASSING_LOOKED_AT_MAX {
+                return ControlFlow::Break(());
+            }
+            if self.is_hopeless(tracked, &round.unmet) {
+                return ControlFlow::Continue(());
+            }
+        }
+        match self.plan_around(now, tracked, round.saving.as_ref()) {
+            Ok(options) => {
+                let plan = self.choose(&request, options);
+                self.place(now, &request, plan);
+            }
+            // A full queue is not walked at each event while the only node is away.
+            Err(Blocked::NoNode) if !self.can_place_any(now) => return ControlFlow::Break(()),
+            Err(Blocked::NoNode) => {}
+            Err(Blocked::Permits) => {
+                if tracked.avoid.is_empty() {
+                    round.unmet.push(Need::of(&request));
                 }
-                // A full queue is not walked at each event while the only node is away.
-                Err(Blocked::NoNode) if !self.can_place_any(now) => break,
-                Err(Blocked::NoNode) => {}
-                Err(Blocked::Permits) => {
-                    if tracked.avoid.is_empty() {
-                        unmet.push(Need::of(&request));
-                    }
-                    if saving.is_none() {
-                        saving = Some(self.save_up(now, tracked));
-                    }
+                if round.saving.is_none() {
+                    round.saving = Some(self.save_up(now, tracked));
                 }
             }
         }
-        self.saving = saving;
-        looked_at
+        ControlFlow::Continue(())
     }
 
     /// Another request found no place that needs no more than this one, and this one has no node that the other has not.
@@ -337,127 +341,6 @@ impl Cluster {
             }
         }
     }
-
-    /// Takes the permits (prefill, then decode) and starts the attempt.
-    fn place(&mut self, now: Time, request: &Arc<Request>, plan: ChosenNodes) {
-        self.queue.placed(request.id);
-        let prefill = plan
-            .prefill
-            .as_ref()
-            .and_then(|id| self.take_leg(id, request, Leg::Prefill));
-        let decode = plan
-            .decode
-            .as_ref()
-            .and_then(|id| self.take_leg(id, request, Leg::Decode));
-        let group = decode
-            .as_ref()
-            .or(prefill.as_ref())
-            .and_then(|l| self.members.get(&l.node))
-            .map(|n| n.record.compatibility.hash);
-        let Some(tracked) = self.requests.get_mut(&request.id) else {
-            return;
-        };
-        tracked.placements += 1;
-        tracked.is_handoff_counted = false;
-        tracked.has_prefill_word = false;
-        tracked.group = tracked.group.or(group);
-        tracked.local = plan.local;
-        tracked.is_prefill_only = plan.decode.is_none();
-        tracked.pair = (plan.prefill.clone(), plan.decode.clone());
-        if let Some(pair) = plan.prefill.clone().zip(plan.decode.clone()) {
-            self.breaker.placed(&pair, request.id);
-        }
-        tracked.legs.prefill = prefill;
-        tracked.legs.decode = decode;
-        let key = tracked.key();
-        let placement = PlacementFacts {
-            prefill: plan.prefill,
-            decode: plan.decode,
-            local: plan.local,
-            route_reason: describe(self.config.routing.name(), &plan.reasons),
-            queued_for: now.since(tracked.queued_since),
-        };
-        if let Some(reason) = plan.local {
-            count(&mut self.stats.local_prefills, reason);
-        }
-        self.act(ClusterAction::Place { key, placement });
-        let is_prefill_only = self.requests.get(&request.id).is_some_and(|t| t.is_prefill_only);
-        if is_prefill_only {
-            self.advance(now, request.id, Phase::Opened);
-            self.start_prefill(now, key, None);
-        } else {
-            self.advance(now, request.id, Phase::Opening);
-            self.start_open(now, key);
-        }
-    }
-
-    fn take_leg(&mut self, id: &NodeId, request: &Request, leg: Leg) -> Option<OpenLeg> {
-        let node = self.members.get_mut(id)?;
-        let cost = match leg {
-            Leg::Prefill => prefill_permit(request, node),
-            Leg::Decode => decode_permit(request, &node.record.capacity),
-        };
-        let charge = node.permits.take(u64::from(cost))?;
-        node.suspicion.trust.placed(request.id);
-        node.breaker.placed(request.id);
-        let sequences = match leg {
-            Leg::Prefill => {
-                node.sent_tokens += u64::from(request.prompt_tokens());
-                0
-            }
-            Leg::Decode => request.choice_count,
-        };
-        node.sequences += sequences;
-        Some(OpenLeg {
-            node: id.clone(),
-            cost,
-            charge: Some(charge),
-            started_at: None,
-            sequences,
-        })
-    }
-
-    pub(super) fn target(&self, id: &NodeId) -> Option<Target> {
-        let address = self.members.get(id)?.record.address.clone();
-        Some(Target {
-            node: id.clone(),
-            address,
-        })
-    }
-
-    fn start_open(&mut self, now: Time, key: crate::request::AttemptKey) {
-        let Some(tracked) = self.requests.get(&key.request) else {
-            return;
-        };
-        let Some(leg) = tracked.legs.decode.as_ref() else {
-            return;
-        };
-        let Some(decode) = self.target(&leg.node) else {
-            return;
-        };
-        let action = ClusterAction::StartOpen {
-            key,
-            request: tracked.request.clone(),
-            decode,
-            prefill: tracked.pair.0.clone(),
-            local: tracked.local,
-            permit_blocks: leg.cost,
-            time_left: tracked.deadline.remaining(now),
-        };
-        self.mark_started(now, key.request, Leg::Decode);
-        self.act(action);
-        self.set_wait(key.request, Some(now + self.config.open_timeout));
-    }
-
-    pub(super) fn mark_started(&mut self, now: Time, request: RequestId, leg: Leg) {
-        let slot = self
-            .requests
-            .get_mut(&request)
-            .and_then(|t: &mut AdmittedRequest| t.legs.slot(leg).as_mut());
-        if let Some(open) = slot {
-            open.started_at = Some(now);
-        }
-    }
 }
 
 /// PROTOCOL rules 10 and 16: a transfer is tried once more on another pair, then the prompt is recomputed.
@@ -474,20 +357,6 @@ type DecodeOption = (NodeId, Option<LocalPrefillReason>, Vec<NodeId>);
 enum Options {
     PrefillOnly(Vec<NodeId>),
     Decode(Vec<DecodeOption>),
-}
-
-fn describe(policy: &str, reasons: &[(Pool, Choice)]) -> String {
-    let parts: Vec<String> = reasons
-        .iter()
-        .map(|(pool, choice)| {
-            let pool = match pool {
-                Pool::Decode => "decode",
-                Pool::Prefill => "prefill",
-            };
-            format!("{pool} {}", choice.reason.name())
-        })
-        .collect();
-    format!("{policy}: {}", parts.join(", "))
 }
 
 #[cfg(test)]

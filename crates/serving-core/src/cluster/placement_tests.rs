@@ -1,9 +1,10 @@
-//! Placement where decode nodes of both kinds are: one that computes its prompts, and one that gets KV from a prefill node.
+//! Which requests one round over the queue looks at, and where they go where some decode nodes compute prompts and others get KV.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::fixtures::{node_record, ready_status, request};
-use super::super::{ClusterConfig, ClusterEvent, StreamId};
+use super::super::{ClusterAction, ClusterConfig, ClusterEvent, StreamId};
 use super::*;
 
 /// All nodes have been there for longer than they start slowly.
@@ -93,5 +94,60 @@ fn a_request_of_one_token_that_waits_is_placed_by_the_first_node_that_has_permit
             Some("p0")
         );
         assert_eq!(mixed.grant(first, granted, 0), [placed]);
+    }
+}
+
+/// A decode node without permits and a prefill node, for which three requests wait.
+fn full_cluster(allow_local_prefill: bool) -> Cluster {
+    let mut cluster = Cluster::new(ClusterConfig {
+        allow_local_prefill,
+        ..ClusterConfig::default()
+    });
+    for (stream, name, role) in [(1, "d0", NodeRole::Decode), (2, "p0", NodeRole::Prefill)] {
+        let (record, stream) = (node_record(name, 1, role), StreamId(stream));
+        cluster.apply(Time::ZERO, ClusterEvent::NodeJoined { record, stream });
+    }
+    for id in 1..=3 {
+        let request = Arc::new(request(id, 40, 8));
+        cluster.apply(Time::ZERO, ClusterEvent::RequestArrived { request });
+    }
+    cluster
+}
+
+/// How many requests one round looks at.
+fn looked_at(cluster: &mut Cluster, now: Time) -> usize {
+    let (mut round, mut looked_at) = (Round::default(), 0);
+    let mut walk = cluster.queue.walk(None);
+    while let Some(id) = walk.next(&cluster.queue) {
+        looked_at += 1;
+        if cluster.look_at(now, id, &mut round).is_break() {
+            break;
+        }
+    }
+    looked_at
+}
+
+#[test]
+fn no_second_request_is_looked_at_while_no_node_can_take_any() {
+    let now = Time::from_millis(2);
+    let mut cluster = full_cluster(true);
+    assert_eq!(looked_at(&mut cluster, now), 3, "they wait for permits");
+    assert!(cluster.saving.is_some());
+    let decode = node_record("d0", 1, NodeRole::Decode).id;
+    let node = cluster.members.get_mut(&decode).expect("it has joined");
+    node.suspicion.failed(Time::from_millis(1), Time::ZERO);
+    assert_eq!(looked_at(&mut cluster, now), 1, "the only decode node is suspected");
+    cluster.place_waiting(now);
+    assert_eq!(cluster.saving, None);
+}
+
+#[test]
+fn without_local_prefill_a_prefill_node_has_to_be_there() {
+    let now = Time::from_millis(2);
+    for (allow_local_prefill, count) in [(true, 3), (false, 1)] {
+        let mut cluster = full_cluster(allow_local_prefill);
+        assert_eq!(looked_at(&mut cluster, now), 3);
+        cluster.apply(now, ClusterEvent::NodeDisconnected { stream: StreamId(2) });
+        assert_eq!(looked_at(&mut cluster, now), count);
     }
 }
