@@ -51,29 +51,42 @@ impl PushQueue {
     pub fn is_full(&self) -> bool {
         self.waiting_blocks() >= self.blocks_max
     }
+    /// So many blocks wait no longer. True if it was full before and is not any more: of several that take blocks out at the same
+    /// moment exactly one hears it.
+    fn take_out(&self, count: usize) -> bool {
+        let before = self.blocks.fetch_sub(count, Ordering::Relaxed);
+        before >= self.blocks_max && before - count < self.blocks_max
+    }
 }
 
 /// Blocks of one batch that count in the queue until each is pushed, or the batch is dropped.
 #[derive(Debug)]
 struct Queued {
     queue: Arc<PushQueue>,
+    inbox: Arc<Inbox>,
     left: usize,
 }
 
 impl Queued {
-    fn new(queue: Arc<PushQueue>, left: usize) -> Self {
+    fn new(queue: Arc<PushQueue>, inbox: Arc<Inbox>, left: usize) -> Self {
         queue.blocks.fetch_add(left, Ordering::Relaxed);
-        Self { queue, left }
+        Self { queue, inbox, left }
     }
     fn one_pushed(&mut self) {
-        self.left -= 1;
-        self.queue.blocks.fetch_sub(1, Ordering::Relaxed);
+        self.take_out(1);
+    }
+    /// The loop grants no permits while the queue is full. It may sleep, so it is told when there is room again.
+    fn take_out(&mut self, count: usize) {
+        self.left -= count;
+        if self.queue.take_out(count) {
+            self.inbox.wake();
+        }
     }
 }
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        self.queue.blocks.fetch_sub(self.left, Ordering::Relaxed);
+        self.take_out(self.left);
     }
 }
 
@@ -101,6 +114,7 @@ pub struct Handoff {
     work: mpsc::Sender<Work>,
     abort: watch::Sender<Option<AbortReason>>,
     queue: Arc<PushQueue>,
+    inbox: Arc<Inbox>,
     progress: Arc<Progress>,
     source: Arc<TransferSource>,
     driver: JoinHandle<()>,
@@ -120,7 +134,7 @@ impl Progress {
 impl Handoff {
     /// Never waits: the queue has room for every block of the ticket.
     pub fn push(&self, blocks: Vec<PushBlock>) {
-        let queued = Queued::new(self.queue.clone(), blocks.len());
+        let queued = Queued::new(self.queue.clone(), self.inbox.clone(), blocks.len());
         // Closed: the handoff has failed and says so itself.
         let _ = self.work.try_send(Work::Blocks(blocks, queued));
     }
@@ -182,6 +196,7 @@ impl Handoffs {
             work,
             abort,
             queue: self.queue.clone(),
+            inbox: self.inbox.clone(),
             progress,
             source,
             driver: self.runtime.spawn(driver.run()),
@@ -336,7 +351,6 @@ impl Driver {
         let (blocks, mut queued) = work;
         self.begin_span();
         for PushBlock { ticket_index, block } in blocks {
-            let was_full = self.handoffs.queue.is_full();
             tokio::select! {
                 biased;
                 reason = aborted(&mut self.aborted) => return Err(Stop::Aborted(reason)),
@@ -346,9 +360,6 @@ impl Driver {
             self.progress.note();
             self.pushed_blocks += 1;
             self.between_blocks()?;
-            if was_full && !self.handoffs.queue.is_full() {
-                self.handoffs.inbox.wake();
-            }
         }
         Ok(())
     }
@@ -418,4 +429,37 @@ async fn aborted(aborted: &mut watch::Receiver<Option<AbortReason>>) -> AbortRea
         Err(_) => None,
     }
     .unwrap_or(AbortReason::Cancelled)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A wake-up that is lost is noticed after the whole time.
+    fn is_woken(inbox: &Inbox) -> bool {
+        let deadline = Clock::now() + Duration::from_secs(20);
+        inbox.take(deadline);
+        Clock::now() < deadline
+    }
+
+    #[test]
+    fn the_loop_hears_of_room_in_the_queue_however_it_came() {
+        let (queue, inbox) = (Arc::new(PushQueue::new(2)), Arc::<Inbox>::default());
+        let batch = |blocks| Queued::new(queue.clone(), inbox.clone(), blocks);
+        // The queue gets full while the first batch's only block is on its way.
+        let mut first = batch(1);
+        let second = batch(1);
+        assert!(queue.is_full());
+        first.one_pushed();
+        assert!(!queue.is_full() && is_woken(&inbox));
+        // A batch of a handoff that has ended is dropped.
+        let third = batch(5);
+        assert!(queue.is_full());
+        drop(third);
+        assert!(!queue.is_full() && is_woken(&inbox));
+        drop((first, second));
+        assert_eq!(queue.waiting_blocks(), 0);
+    }
 }
