@@ -64,12 +64,13 @@ pub struct Incoming {
     pub reservation: Duration,
 }
 
-/// Owned by its thread.
+/// Owned by its thread. The fields are dropped in this order, also after a panic.
 #[derive(Debug)]
 pub struct NodeLoop {
+    /// Before the engine, whose thread may need the rest of a step to end: nobody waits that long for a loop that is gone.
+    pub(crate) streams: Streams,
     pub(crate) parts: LoopParts,
     pub(crate) kv: Arc<KvMemory>,
-    pub(crate) streams: Streams,
     /// Requests that wait for a transfer.
     pub(crate) transfers: BTreeMap<TransferId, AttemptKey>,
     /// Transfers without a commit whose client has gone, until they have ended.
@@ -94,9 +95,9 @@ impl NodeLoop {
             parts.metrics.device_memory(memory);
         }
         Self {
+            streams: Streams::default(),
             kv: parts.engine.kv().clone(),
             parts,
-            streams: Streams::default(),
             transfers: BTreeMap::new(),
             cancelled: BTreeSet::new(),
             ending: BTreeMap::new(),
@@ -132,6 +133,11 @@ impl NodeLoop {
         for new in self.parts.inbox.close() {
             self.refuse_leaving(&new);
         }
+        // Without an engine the node has not drained, and the coordinators would go on to place requests here until the process ends.
+        self.parts.status.send_if_modified(|status| {
+            let before = std::mem::replace(&mut status.state, NodeState::Draining);
+            before != NodeState::Draining
+        });
     }
 
     /// Waits until something has come or is due, and takes what has come.

@@ -369,3 +369,32 @@ async fn a_request_is_answered_and_cancelled_while_a_step_runs() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loop_whose_engine_is_given_up_ends_its_streams_before_the_step_has_ended() {
+    let (go, gate) = mpsc::sync_channel(2);
+    let engine = Gated {
+        engine: stand_in(),
+        gate,
+    };
+    let transport = Scripted {
+        per_block: Duration::ZERO,
+        panics_in_abort: false,
+    };
+    let mut rig = Rig::with_engine(Box::new(engine), transport, PATIENCE);
+    let mut stream = rig.hand_over(4);
+    assert!(matches!(
+        next(&mut stream).await,
+        Some(NodeEvent::Prefill(PrefillEvent::Accepted { .. }))
+    ));
+    rig.until(|status| status.running_sequences == 1).await;
+    rig.handle.inbox.engine_gone();
+    assert_eq!(next(&mut stream).await, None);
+    rig.until(|status| status.state == NodeState::Draining).await;
+    let mut late = rig.hand_over_as(2, 4);
+    assert!(matches!(
+        next(&mut late).await,
+        Some(NodeEvent::Prefill(PrefillEvent::Refused(_)))
+    ));
+    drop(go);
+}
