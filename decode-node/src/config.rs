@@ -32,7 +32,7 @@ pub struct Config {
     pub direct_checksums: bool,
     /// How long a reservation lives without a sign of its transfer once its prefill has begun; must exceed the prefill
     /// node's longest step (512 tokens in exact numerics on a shared core: 40 s)
-    #[arg(long, default_value_t = 60_000)]
+    #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub reservation_ms_max: u64,
 }
 
@@ -86,5 +86,25 @@ impl ProcessConfig for Config {
     }
     fn otel_flavors(&self) -> &[OtelFlavor] {
         &self.node.otel.otel_flavor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::Config;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        config: Config,
+    }
+
+    #[test]
+    fn a_reservation_without_a_life_is_refused() {
+        let parsed = |ms: &str| Flags::try_parse_from(["node", "--reservation-ms-max", ms]);
+        assert_eq!(parsed("1").expect("a time").config.reservation_ms_max, 1);
+        assert!(parsed("0").is_err());
     }
 }
