@@ -156,23 +156,50 @@ impl Cluster {
     /// The nodes this request may go to now: decode candidates (empty: prefill alone answers it), prefill candidates
     /// for each of them, and why the prompt would be computed locally.
     fn plan(&self, now: Time, tracked: &AdmittedRequest, kept_at: &KeptAt<'_>) -> Result<Options, Blocked> {
-        let (request, avoid, group) = (&tracked.request, &tracked.avoid, tracked.group);
-        let usable = |role| {
-            self.members
-                .iter()
-                .filter(move |n| n.record.role == role && n.is_usable(now))
-        };
-        let decode: Vec<&Node> = usable(NodeRole::Decode).filter(|n| whole_fits(request, n)).collect();
-        let prefill: Vec<&Node> = usable(NodeRole::Prefill).filter(|n| prompt_fits(request, n)).collect();
-        let decode = unless_avoided(decode, |n| group.is_some_and(|g| g != n.record.compatibility.hash));
-        let decode = unless_avoided(decode, |n| avoid.nodes.contains(n.id()));
+        let request = &tracked.request;
+        let (decode, prefill) = (self.decode_nodes(now, tracked), self.prefill_nodes(now, request));
         let has_relief = decode
             .iter()
             .any(|n| !n.has_its_share(now) && decode_has_room(request, n, kept_at(n)));
         let decode = unless_avoided(decode, |n| has_relief && n.has_its_share(now));
-        if decode.is_empty() {
+        let options = self.options(now, tracked, (&decode[..], &prefill[..]));
+        if options.is_empty() {
             return Err(Blocked::NoNode);
         }
+        self.with_permits(request, (options, kept_at), &prefill)
+    }
+
+    fn usable(&self, now: Time, role: NodeRole) -> impl Iterator<Item = &Node> {
+        self.members
+            .iter()
+            .filter(move |n| n.record.role == role && n.is_usable(now))
+    }
+
+    /// Decode nodes that can hold the request, permits apart: if there are any, those of its group that have not failed it.
+    pub(super) fn decode_nodes(&self, now: Time, tracked: &AdmittedRequest) -> Vec<&Node> {
+        let (request, avoid, group) = (&tracked.request, &tracked.avoid, tracked.group);
+        let decode = self.usable(now, NodeRole::Decode).filter(|n| whole_fits(request, n));
+        let decode = unless_avoided(decode.collect(), |n| {
+            group.is_some_and(|g| g != n.record.compatibility.hash)
+        });
+        unless_avoided(decode, |n| avoid.nodes.contains(n.id()))
+    }
+
+    /// Prefill nodes that can hold the prompt, permits apart.
+    pub(super) fn prefill_nodes(&self, now: Time, request: &Request) -> Vec<&Node> {
+        let prefill = self.usable(now, NodeRole::Prefill).filter(|n| prompt_fits(request, n));
+        prefill.collect()
+    }
+
+    /// Each of these decode nodes on which the request would be placed if there were permits: why it would compute the prompt, or
+    /// else which of these prefill nodes could.
+    pub(super) fn options(
+        &self,
+        now: Time,
+        tracked: &AdmittedRequest,
+        (decode, prefill): (&[&Node], &[&Node]),
+    ) -> Vec<DecodeOption> {
+        let (request, avoid) = (&tracked.request, &tracked.avoid);
         let rests = |p: &Node, d: &Node| {
             !self.breaker.is_empty() && self.breaker.is_resting(now, &(p.id().clone(), d.id().clone()))
         };
@@ -194,7 +221,7 @@ impl Cluster {
         };
         let is_short = request.prompt_tokens() < self.computed_locally_below();
         let mut options = Vec::new();
-        for d in &decode {
+        for d in decode {
             let is_cached = self.lacks_little(tracked, d);
             let partners = if is_short || is_cached { Vec::new() } else { partners(d) };
             let local = match () {
@@ -210,16 +237,13 @@ impl Cluster {
             };
             options.push((d.id().clone(), local, partners));
         }
-        self.narrow((now, request), (options, kept_at), &prefill)
+        self.prefer(&mut options, prefill);
+        self.drop_resting(now, &mut options);
+        options
     }
 
-    /// Prefers decode nodes with a prefill node over local prefill for want of one, then asks for permits.
-    fn narrow(
-        &self,
-        (now, request): (Time, &Request),
-        (mut options, kept_at): (Vec<DecodeOption>, &KeptAt<'_>),
-        prefill: &[&Node],
-    ) -> Result<Options, Blocked> {
+    /// Prefers decode nodes with a prefill node over local prefill for want of one.
+    fn prefer(&self, options: &mut Vec<DecodeOption>, prefill: &[&Node]) {
         let is_makeshift = |l: &Option<LocalPrefillReason>| {
             matches!(
                 l,
@@ -234,7 +258,7 @@ impl Cluster {
             options.retain(|(_, l, _)| !is_makeshift(l));
         } else if !self.config.allow_local_prefill {
             // Better the node that failed it once than no node.
-            for (decode, local, partners) in &mut options {
+            for (decode, local, partners) in options.iter_mut() {
                 let group = self.members.get(decode).map(|d| d.record.compatibility.hash);
                 partners.extend(
                     prefill
@@ -246,10 +270,15 @@ impl Cluster {
             }
             options.retain(|(_, _, partners)| !partners.is_empty());
         }
-        if options.is_empty() {
-            return Err(Blocked::NoNode);
-        }
-        self.drop_resting(now, &mut options);
+    }
+
+    /// Those of the options for which there are permits and room.
+    fn with_permits(
+        &self,
+        request: &Request,
+        (mut options, kept_at): (Vec<DecodeOption>, &KeptAt<'_>),
+        prefill: &[&Node],
+    ) -> Result<Options, Blocked> {
         let has_permits = |n: &Node| {
             let cost = u64::from(prefill_permit(request, n)).saturating_add(kept_at(n).permits);
             cost <= n.permits.available() && has_prompt_room(request, n)
@@ -350,7 +379,7 @@ const TRANSFER_FAILURES_MAX: u32 = 2;
 type KeptAt<'a> = dyn Fn(&Node) -> Kept + 'a;
 
 /// A decode node, why it would compute the prompt itself, and else the prefill nodes that could.
-type DecodeOption = (NodeId, Option<LocalPrefillReason>, Vec<NodeId>);
+pub(super) type DecodeOption = (NodeId, Option<LocalPrefillReason>, Vec<NodeId>);
 
 /// Placements that are possible now, permits included.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::super::fixtures::{node_record, ready_status, request};
 use super::super::{ClusterAction, ClusterConfig, ClusterEvent, StreamId};
 use super::*;
+use crate::node::PairHealth;
 
 /// All nodes have been there for longer than they start slowly.
 const NOW: Time = Time(20_000_000_000);
@@ -61,6 +62,21 @@ impl Mixed {
         })
     }
 
+    /// The prefill node's link to `d0` is broken.
+    fn break_pair(&mut self) {
+        let mut status = ready_status(64);
+        status.pairs = vec![PairHealth {
+            decode_node: node_record("d0", 1, NodeRole::Decode).id,
+            unusable_reason: Some("broken".to_owned()),
+            transport: None,
+        }];
+        self.apply(ClusterEvent::NodeReported {
+            stream: PREFILL,
+            read_at: NOW,
+            status,
+        });
+    }
+
     /// A prompt of three blocks.
     fn ask(&mut self, max_tokens: u32) -> Vec<String> {
         self.requests += 1;
@@ -95,6 +111,22 @@ fn a_request_of_one_token_that_waits_is_placed_by_the_first_node_that_has_permit
         );
         assert_eq!(mixed.grant(first, granted, 0), [placed]);
     }
+}
+
+#[test]
+fn a_request_saves_up_where_it_would_be_placed() {
+    let mut mixed = Mixed::new();
+    // It has room, and nobody who prefills for it.
+    mixed.grant(DECODE, 64, 0);
+    mixed.break_pair();
+    assert!(mixed.ask(8).is_empty());
+    let saving = mixed.cluster.saving.clone().expect("it lacks permits");
+    assert_eq!(
+        saving.decode.map(|kept| kept.node.name.to_string()).as_deref(),
+        Some("c0")
+    );
+    assert_eq!(saving.prefill, None);
+    assert_eq!(mixed.grant(CO_LOCATED, 3, 0), ["1: none, c0"]);
 }
 
 /// A decode node without permits and a prefill node, for which three requests wait.

@@ -10,9 +10,7 @@ use crate::time::Time;
 
 use super::Cluster;
 use super::action::ClusterAction;
-use super::capacity::{
-    Kept, decode_permit, has_places, has_prompt_room, prefill_permit, prompt_fits, unless_avoided, whole_fits,
-};
+use super::capacity::{Kept, decode_permit, has_places, has_prompt_room, prefill_permit};
 use super::handoff::AdmittedRequest;
 use super::member::Node;
 
@@ -137,50 +135,25 @@ fn is_left_for_short(node: &Node, wanted: u64, request: &Request) -> bool {
 }
 
 impl Cluster {
-    /// The nodes that save up for this request. They stay the same while they can take it and none that has room appears,
-    /// or what one has saved would be lost at each report.
+    /// The nodes that save up for this request, of those on which it would be placed if they had permits. They stay the same while
+    /// they can take it and none that has room appears, or what one has saved would be lost at each report.
     pub(super) fn save_up(&self, now: Time, tracked: &AdmittedRequest) -> Saving {
-        let (request, avoid) = (&tracked.request, &tracked.avoid);
-        let usable = |role| {
-            self.members
-                .iter()
-                .filter(move |n| n.record.role == role && n.is_usable(now) && !avoid.nodes.contains(n.id()))
-        };
-        let fits = |n: &&Node| whole_fits(request, n);
-        let unless_resting = |nodes| unless_avoided(nodes, |n| n.is_resting(now));
-        let room = |n: &Node| has_decode_room(request, n);
+        let request = &tracked.request;
+        let (decode, prefill) = (self.decode_nodes(now, tracked), self.prefill_nodes(now, request));
+        let options = self.options(now, tracked, (&decode[..], &prefill[..]));
         let before = self.saving.as_ref().filter(|saving| saving.request == request.id);
-        let kept = |target: Option<&Target>, chosen: Option<NodeId>, has_room: &dyn Fn(&Node) -> bool| {
-            let is_better = chosen
-                .as_ref()
-                .and_then(|id| self.members.get(id))
-                .is_some_and(has_room);
-            let old = target
-                .and_then(|t| self.members.get(&t.node))
-                .filter(|n| n.is_usable(now) && !n.is_resting(now));
-            match old {
-                Some(old) if has_room(old) || !is_better => Some(old.id().clone()),
-                _ => chosen,
-            }
-        };
-        let decode = best(unless_resting(usable(NodeRole::Decode).filter(fits).collect()), room);
-        let decode = kept(before.and_then(|b| b.decode.as_ref()), decode, &room);
-        let is_partner = |p: &&Node| {
-            let Some(decode) = decode.as_ref().and_then(|id| self.members.get(id)) else {
-                return false;
-            };
-            !decode.record.is_co_located
-                && p.record.compatibility.hash == decode.record.compatibility.hash
-                && p.pair_is_usable(decode.id())
-                && prompt_fits(request, p)
+        let ids: Vec<NodeId> = options.iter().map(|(decode, _, _)| decode.clone()).collect();
+        let room = |n: &Node| has_decode_room(request, n);
+        let decode = self.who_saves(now, before.and_then(|b| b.decode.as_ref()), &ids, &room);
+        let chosen = options.into_iter().find(|(id, _, _)| Some(id) == decode.as_ref());
+        let partners = match chosen {
+            Some((_, None, partners)) => partners,
+            // It computes the prompt itself.
+            Some((_, Some(_), _)) | None => Vec::new(),
         };
         let room =
             |n: &Node| has_prompt_room(request, n) && u64::from(prefill_permit(request, n)) <= n.permits.available();
-        let prefill = best(
-            unless_resting(usable(NodeRole::Prefill).filter(is_partner).collect()),
-            room,
-        );
-        let prefill = kept(before.and_then(|b| b.prefill.as_ref()), prefill, &room);
+        let prefill = self.who_saves(now, before.and_then(|b| b.prefill.as_ref()), &partners, &room);
         let target = |node: Option<NodeId>, needed: fn(&Request, &Node) -> Kept| {
             let kept = node
                 .as_ref()
@@ -197,6 +170,28 @@ impl Cluster {
             since: tracked.queued_since,
             decode: target(decode, needed_of_decode),
             prefill,
+        }
+    }
+
+    /// The one of these nodes that saved before, unless it rests, or lacks room that another one has; else the best one.
+    fn who_saves(
+        &self,
+        now: Time,
+        before: Option<&Target>,
+        ids: &[NodeId],
+        has_room: &dyn Fn(&Node) -> bool,
+    ) -> Option<NodeId> {
+        let nodes: Vec<&Node> = ids.iter().filter_map(|id| self.members.get(id)).collect();
+        let saved_before = |n: &&Node| before.is_some_and(|before| before.node == *n.id());
+        let old = nodes.iter().copied().find(saved_before).filter(|n| !n.is_resting(now));
+        let chosen = best(nodes, has_room);
+        let is_better = chosen
+            .as_ref()
+            .and_then(|id| self.members.get(id))
+            .is_some_and(has_room);
+        match old {
+            Some(old) if has_room(old) || !is_better => Some(old.id().clone()),
+            _ => chosen,
         }
     }
 
