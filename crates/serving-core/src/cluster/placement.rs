@@ -105,7 +105,8 @@ impl Cluster {
             Err(Blocked::NoNode) if !self.can_place_any(now) => return ControlFlow::Break(()),
             Err(Blocked::NoNode) => {}
             Err(Blocked::Permits) => {
-                if tracked.avoid.is_empty() {
+                // One that keeps to the group of its first attempt, or avoids nodes, says nothing of the nodes that it leaves alone.
+                if tracked.avoid.is_empty() && tracked.group.is_none() {
                     round.unmet.push(Need::of(&request));
                 }
                 if round.saving.is_none() {

@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::fixtures::{node_record, ready_status, request};
-use super::super::{ClusterAction, ClusterConfig, ClusterEvent, StreamId};
+use super::super::{ClusterAction, ClusterConfig, ClusterEvent, Delivered, Leg, LegEvent, RefuseReason, StreamId};
 use super::*;
+use crate::compatibility::CompatibilityHash;
+use crate::ids::Attempt;
 use crate::node::PairHealth;
+use crate::request::AttemptKey;
 
 /// All nodes have been there for longer than they start slowly.
 const NOW: Time = Time(20_000_000_000);
@@ -19,13 +22,16 @@ struct Mixed {
     requests: u128,
 }
 
+fn config() -> ClusterConfig {
+    ClusterConfig {
+        lease: Duration::from_secs(60),
+        ..ClusterConfig::default()
+    }
+}
+
 impl Mixed {
     fn new() -> Self {
-        let config = ClusterConfig {
-            lease: Duration::from_secs(60),
-            ..ClusterConfig::default()
-        };
-        let mut cluster = Cluster::new(config);
+        let mut cluster = Cluster::new(config());
         for (stream, name, role) in [
             (CO_LOCATED, "c0", NodeRole::Decode),
             (DECODE, "d0", NodeRole::Decode),
@@ -127,6 +133,41 @@ fn a_request_saves_up_where_it_would_be_placed() {
     );
     assert_eq!(saving.prefill, None);
     assert_eq!(mixed.grant(CO_LOCATED, 3, 0), ["1: none, c0"]);
+}
+
+#[test]
+fn a_request_that_keeps_to_its_group_holds_up_nobody_that_can_go_elsewhere() {
+    let mut mixed = Mixed {
+        cluster: Cluster::new(config()),
+        requests: 0,
+    };
+    for (stream, name, group) in [(CO_LOCATED, "c0", 1), (DECODE, "c1", 2)] {
+        let mut record = node_record(name, 1, NodeRole::Decode);
+        record.is_co_located = true;
+        record.compatibility = CompatibilityHash([group; 32]).into();
+        mixed
+            .cluster
+            .apply(Time::ZERO, ClusterEvent::NodeJoined { record, stream });
+    }
+    mixed.grant(CO_LOCATED, 64, 0);
+    assert_eq!(mixed.ask(8), ["1: none, c0"]);
+    let key = AttemptKey {
+        request: RequestId(1),
+        attempt: Attempt(0),
+    };
+    let event = LegEvent::Refused {
+        leg: Leg::Decode,
+        reason: RefuseReason::NoCapacity,
+    };
+    mixed.apply(ClusterEvent::Leg { key, event });
+    let delivered = Delivered {
+        tokens: Vec::new(),
+        token_count: 0,
+        is_complete: false,
+    };
+    mixed.apply(ClusterEvent::AttemptEnded { key, delivered });
+    assert!(mixed.grant(DECODE, 64, 0).is_empty(), "it waits for its own group");
+    assert_eq!(mixed.ask(8), ["2: none, c1"]);
 }
 
 /// A decode node without permits and a prefill node, for which three requests wait.
