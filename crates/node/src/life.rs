@@ -80,7 +80,8 @@ impl<O, S> std::fmt::Debug for Life<O, S> {
     }
 }
 
-/// Runs a node until `shutdown`, or until it is to leave or to have another role; then drains.
+/// Runs a node until `shutdown`, or until it is to leave or to have another role; then drains. A node that is to stop while its engine
+/// opens has nothing to drain.
 ///
 /// # Errors
 /// [`RunError`].
@@ -98,7 +99,9 @@ where
     let role = settings.node_role().name();
     let identity = own_identity(&mut settings)?;
     let ((listener, bound), coordinators) = port_and_coordinators(&port, &settings.config).await?;
-    let opened = tokio::task::spawn_blocking(move || and_give_back(|| open(weights))).await??;
+    let Some(opened) = opened(open, weights, &shutdown).await? else {
+        return Ok(LifeEnd::Left);
+    };
     let address = serve::reachable_address(bound, settings.config.advertise.as_deref())?;
     let mut registry = Registry::default();
     let mut node = Node::start(&settings, (opened, &address), &mut registry)?;
@@ -112,12 +115,8 @@ where
         ledger: Some(node.ledger()),
         guard: HttpGuard::new(&settings.config.guard, &[&settings.config.listen, &address]),
     };
-    let mut routes = RoutesBuilder::default();
-    service(&mut routes, node.handle());
-    node.add_to_routes(&mut routes);
+    let calls = calls(service, &node, &identity);
     let stop_serving = Shutdown::new();
-    let permits_max = permitted_requests_max(node.record.role, &node.record.capacity);
-    let calls = Calls::new(routes.routes(), permits_max).known_as(identity.clone());
     certificates::follow(&identity, &stop_serving);
     let mut server = tokio::spawn(serve::serve_node(listener, calls, ops, stop_serving.clone()));
     Announcement::Listening(Listening::node(role, &settings.config.name, &bound.to_string())).print();
@@ -182,6 +181,30 @@ fn own_identity(settings: &mut NodeSettings) -> Result<Identity, IdentityError> 
     Ok(config.identity.clone())
 }
 
+/// Opens the engine. `None`: the process is to stop before it is there. What still reads the model then ends with the process.
+async fn opened<O>(open: O, weights: KeptWeights, shutdown: &Shutdown) -> Result<Option<OpenedEngine>, RunError>
+where
+    O: FnOnce(KeptWeights) -> Result<OpenedEngine, OpenError> + Send + 'static,
+{
+    let opening = tokio::task::spawn_blocking(move || and_give_back(|| open(weights)));
+    tokio::select! {
+        opened = opening => Ok(Some(opened??)),
+        () = shutdown.requested() => {
+            tracing::info!("the node is to stop before its engine is open");
+            Ok(None)
+        }
+    }
+}
+
+/// What the node's port answers: the role's service, and those that every node has.
+fn calls(service: impl FnOnce(&mut RoutesBuilder, Handle), node: &Node, identity: &Identity) -> Calls {
+    let mut routes = RoutesBuilder::default();
+    service(&mut routes, node.handle());
+    node.add_to_routes(&mut routes);
+    let permits_max = permitted_requests_max(node.record.role, &node.record.capacity);
+    Calls::new(routes.routes(), permits_max).known_as(identity.clone())
+}
+
 /// Gives back what reading the model took on the way: its tokenizer alone is tens of megabytes.
 fn and_give_back<T>(open: impl FnOnce() -> T) -> T {
     let opened = open();
@@ -233,5 +256,54 @@ async fn attend(
             }
             () = node.loop_ended() => return Err(RunError::Loop),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use engine::EngineKind;
+
+    use super::*;
+    use crate::settings::PrefillSettings;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        config: NodeConfig,
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_to_stop_does_not_wait_for_its_model() {
+        let flags = ["node", "--name=prefill-0", "--listen=127.0.0.1:0", "--engine=stand-in"];
+        let (open_gate, gate) = std::sync::mpsc::sync_channel::<()>(1);
+        let life = Life {
+            settings: NodeSettings {
+                config: Flags::parse_from(flags).config,
+                version: "test",
+                role: RoleSettings::Prefill(PrefillSettings {
+                    hold: Duration::from_secs(1),
+                    last_chunk_tokens: None,
+                    direct_secret: None,
+                    push_queue_blocks_max: None,
+                }),
+            },
+            open: move |_: KeptWeights| -> Result<OpenedEngine, OpenError> {
+                // A model that takes long to read.
+                let _ = gate.recv();
+                Err(OpenError::NoSuchDevice {
+                    engine: EngineKind::StandIn,
+                    device: "none".to_owned(),
+                })
+            },
+            service: |_: &mut RoutesBuilder, _: Handle| {},
+            kept: Default::default(),
+        };
+        let shutdown = Shutdown::new();
+        let living = live(life, shutdown.clone());
+        shutdown.request();
+        let end = tokio::time::timeout(Duration::from_secs(20), living).await;
+        drop(open_gate);
+        assert_eq!(end.expect("it ends").expect("nothing failed"), LifeEnd::Left);
     }
 }
