@@ -29,7 +29,7 @@ use crate::handle::Handle;
 use crate::node::{Drained, Node, NodeError};
 use crate::settings::{NodeSettings, RoleSettings};
 
-/// Why a node ended with a failure. All but `Loop` and `Task` are the configuration's or the machine's fault.
+/// Why a node ended with a failure. All but `Loop`, `Membership` and `Task` are the configuration's or the machine's fault.
 #[derive(Debug, Error)]
 pub enum RunError {
     #[error(transparent)]
@@ -54,6 +54,8 @@ pub enum RunError {
         "the node's loop ended by itself; its last words are above: if the device is lost or hangs, start the node again, else this is a bug in baton"
     )]
     Loop,
+    #[error("the node's membership ended by itself; its last words are above: this is a bug in baton")]
+    Membership,
     #[error(
         "a step of the model takes longer than the drain, so the process cannot take another role; it is to be started again"
     )]
@@ -244,7 +246,8 @@ async fn attend(
     loop {
         tokio::select! {
             event = membership.next_event() => {
-                let Some(event) = event else { return Ok(None) };
+                // Never before the node leaves, unless its task has panicked: a supervisor must start the node again.
+                let Some(event) = event else { return Err(RunError::Membership) };
                 if let Some(leaving) = joined.take(event) {
                     return Ok(Some(leaving));
                 }
