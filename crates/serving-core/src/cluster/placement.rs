@@ -162,12 +162,28 @@ impl Cluster {
         let has_relief = decode
             .iter()
             .any(|n| !n.has_its_share(now) && decode_has_room(request, n, kept_at(n)));
-        let decode = unless_avoided(decode, |n| has_relief && n.has_its_share(now));
-        let options = self.options(now, tracked, (&decode[..], &prefill[..]));
+        let relieved = unless_avoided(decode.clone(), |n| has_relief && n.has_its_share(now));
+        match self.plan_on((now, tracked), (&relieved[..], &prefill[..]), kept_at) {
+            // The others have room, and no prefill node for it.
+            Err(_) if relieved.len() < decode.len() => {
+                self.plan_on((now, tracked), (&decode[..], &prefill[..]), kept_at)
+            }
+            planned => planned,
+        }
+    }
+
+    /// The same for these nodes alone.
+    fn plan_on(
+        &self,
+        (now, tracked): (Time, &AdmittedRequest),
+        (decode, prefill): (&[&Node], &[&Node]),
+        kept_at: &KeptAt<'_>,
+    ) -> Result<Options, Blocked> {
+        let options = self.options(now, tracked, (decode, prefill));
         if options.is_empty() {
             return Err(Blocked::NoNode);
         }
-        self.with_permits(request, (options, kept_at), &prefill)
+        self.with_permits(&tracked.request, (options, kept_at), prefill)
     }
 
     fn usable(&self, now: Time, role: NodeRole) -> impl Iterator<Item = &Node> {

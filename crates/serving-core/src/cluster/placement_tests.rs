@@ -19,6 +19,7 @@ const PREFILL: StreamId = StreamId(3);
 
 struct Mixed {
     cluster: Cluster,
+    now: Time,
     requests: u128,
 }
 
@@ -41,12 +42,16 @@ impl Mixed {
             record.is_co_located = stream == CO_LOCATED;
             cluster.apply(Time::ZERO, ClusterEvent::NodeJoined { record, stream });
         }
-        Self { cluster, requests: 0 }
+        Self {
+            cluster,
+            now: NOW,
+            requests: 0,
+        }
     }
 
     /// Each placement of the event: the request, its prefill node and its decode node.
     fn apply(&mut self, event: ClusterEvent) -> Vec<String> {
-        let actions = self.cluster.apply(NOW, event);
+        let actions = self.cluster.apply(self.now, event);
         let name = |id: Option<NodeId>| id.map_or("none".to_owned(), |id| id.name.to_string());
         let placed = actions.into_iter().filter_map(|action| match action {
             ClusterAction::Place { key, placement } => {
@@ -63,7 +68,7 @@ impl Mixed {
         status.permits_received_total = received_total;
         self.apply(ClusterEvent::NodeReported {
             stream,
-            read_at: NOW,
+            read_at: self.now,
             status,
         })
     }
@@ -78,7 +83,7 @@ impl Mixed {
         }];
         self.apply(ClusterEvent::NodeReported {
             stream: PREFILL,
-            read_at: NOW,
+            read_at: self.now,
             status,
         });
     }
@@ -120,6 +125,23 @@ fn a_request_of_one_token_that_waits_is_placed_by_the_first_node_that_has_permit
 }
 
 #[test]
+fn a_node_that_starts_slowly_takes_what_no_other_node_can_take() {
+    let mut mixed = Mixed::new();
+    mixed.now = Time::from_millis(1_000);
+    mixed.grant(CO_LOCATED, 64, 0);
+    // It has room, and its prefill node has no permits.
+    mixed.grant(DECODE, 64, 0);
+    assert_eq!(mixed.ask(8), ["1: none, c0"]);
+    assert_eq!(
+        mixed.ask(8),
+        ["2: none, c0"],
+        "one request is its share of the first second"
+    );
+    mixed.grant(PREFILL, 40, 0);
+    assert_eq!(mixed.ask(8), ["3: p0, d0"]);
+}
+
+#[test]
 fn a_request_saves_up_where_it_would_be_placed() {
     let mut mixed = Mixed::new();
     // It has room, and nobody who prefills for it.
@@ -139,6 +161,7 @@ fn a_request_saves_up_where_it_would_be_placed() {
 fn a_request_that_keeps_to_its_group_holds_up_nobody_that_can_go_elsewhere() {
     let mut mixed = Mixed {
         cluster: Cluster::new(config()),
+        now: NOW,
         requests: 0,
     };
     for (stream, name, group) in [(CO_LOCATED, "c0", 1), (DECODE, "c1", 2)] {
