@@ -190,7 +190,11 @@ impl Sweep {
         judge: &Judge,
         send: &mut impl AsyncFnMut(LoadPlan) -> anyhow::Result<Run>,
     ) -> anyhow::Result<Option<&Point>> {
-        let run = match send(setting.plan(args)?).await {
+        let made = match setting.plan(args) {
+            Ok(plan) => send(plan).await,
+            Err(error) => Err(error),
+        };
+        let run = match made {
             Ok(run) => run,
             Err(error) if self.points.is_empty() => return Err(error),
             Err(error) => {
