@@ -188,7 +188,7 @@ pub(super) struct TrafficArgs {
     pub seed: u64,
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f64,
-    /// More members of each body, as a JSON object. Those that other flags set are refused here.
+    /// More members of each body, as a JSON object. Those that each body has already, such as `max_tokens`, are refused.
     #[arg(long, value_name = "JSON")]
     pub extra_body: Option<String>,
 }

@@ -71,7 +71,8 @@ pub(super) fn traffic(args: &TrafficArgs, pace: &PaceArgs) -> anyhow::Result<Tra
     })
 }
 
-/// Flags that the dataset would pass over. Whoever gives one of them expects that it counts.
+/// Refuses flags of recorded files and of cold caches where the dataset would pass them over: whoever gives one expects that it counts.
+/// Lengths have defaults and are not checked.
 fn check_dataset(args: &TrafficArgs) -> anyhow::Result<()> {
     let dataset = args.dataset_name;
     ensure!(
