@@ -51,7 +51,8 @@ pub struct EngineArgs {
     /// Cores that the engine may use, the first --threads of them; neighbours get the next ones. Default: all.
     #[arg(long, value_delimiter = ',', value_name = "CORE,..")]
     cores: Vec<u32>,
-    /// Also measure how much slower steps are while so many other nodes of this machine compute. Each holds the weights once more.
+    /// Also measure how much slower steps are while so many other nodes of this machine compute. Then the weights are in memory twice, and
+    /// once more for each of those nodes.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=7))]
     neighbours: u32,
     /// Memory for KV blocks. Batches that do not fit are left out.

@@ -132,11 +132,12 @@ pub(super) fn print(costs: &Costs, json: Option<&str>) -> anyhow::Result<()> {
     )?;
     for (others, slowdown) in (1..).zip(&costs.host.slowdown) {
         let ByKind { reading, computing } = slowdown;
+        let nodes = if others == 1 { "node" } else { "nodes" };
         writeln!(
             out,
-            "beside {others} other nodes that decode one sequence, and that compute prompts: decoding one or two sequences takes {:.2} and {:.2} \
-             times as long, other steps {:.2} and {:.2} times",
-            reading.reading, reading.computing, computing.reading, computing.computing
+            "beside {others} other {nodes} with one decoding sequence each, decoding one or two sequences takes {:.2} times as long, \
+             other steps {:.2} times; beside as many that compute prompts, {:.2} and {:.2} times",
+            reading.reading, computing.reading, reading.computing, computing.computing
         )?;
     }
     if let Some(fit) = &costs.fit {
