@@ -152,14 +152,7 @@ fn a_prompt_takes_longer_or_shorter_as_a_whole_however_many_chunks_it_has() {
 
 /// All steps beside all others.
 fn slowed_down(times: f64) -> ByKind<ByKind<f64>> {
-    let beside = ByKind {
-        reading: times,
-        computing: times,
-    };
-    ByKind {
-        reading: beside,
-        computing: beside,
-    }
+    ByKind::of_each(|_| ByKind::of_each(|_| times))
 }
 
 #[test]

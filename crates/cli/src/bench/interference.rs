@@ -192,7 +192,7 @@ impl Row {
             (self.not_completed > 0).then(|| format!("{} requests without a whole answer", self.not_completed)),
             (self.held_back > 0).then(|| {
                 let streams = self.held_back;
-                format!("{streams} streams came at once: the server or a proxy holds tokens back, their gaps are not counted")
+                format!("{streams} streams had their tokens at once: the server or a proxy holds tokens back, and their gaps are not counted")
             }),
             is_late.then(|| format!("invalid: the client sent late, p99 {:.1} ms", self.lag_ms_p99)),
         ];
