@@ -140,6 +140,22 @@ struct Tuning {
     rate: f64,
     slo: Slo,
     points: Vec<TuningPoint>,
+    left_out: Vec<LeftOut>,
+}
+
+/// Settings that could not be measured.
+#[derive(Clone, Debug, Serialize)]
+struct LeftOut {
+    settings: BTreeMap<String, serde_json::Value>,
+    why: String,
+}
+
+#[derive(Debug)]
+struct Tuned {
+    points: Vec<TuningPoint>,
+    left_out: Vec<LeftOut>,
+    /// False: Ctrl-C ended it.
+    is_whole: bool,
 }
 
 pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
@@ -149,7 +165,7 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
     options
         .check_memory()
         .with_context(|| format!("{} of {} does not fit this machine", args.topology, args.model))?;
-    let (points, is_whole) = until_interrupted(async |stop: CancellationToken| {
+    let tuned = until_interrupted(async |stop: CancellationToken| {
         let measured = async |knobs: Knobs| one(args, options.clone(), knobs, &stop).await;
         tune(args, measured).await
     })?;
@@ -157,7 +173,8 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
         topology: args.topology.to_string(),
         rate: args.rate,
         slo: args.slo.0.clone(),
-        points,
+        points: tuned.points,
+        left_out: tuned.left_out,
     };
     let out = args.out.as_deref();
     let written = out.map(|folder| write_json(folder, "tuning.json", &tuning));
@@ -168,7 +185,7 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
     // A file that cannot be written must not take what was measured with it.
     written.transpose()?;
     Ok(match tuning.points.iter().any(|point| point.is_chosen) {
-        _ if !is_whole => Exit::Interrupted,
+        _ if !tuned.is_whole => Exit::Interrupted,
         true => Exit::Ok,
         false => Exit::NoVerdict,
     })
@@ -179,16 +196,17 @@ fn model_of(args: &TuneArgs) -> anyhow::Result<PathBuf> {
     Ok(model.path)
 }
 
-/// One knob after the other. The best value of the first stays while the second is turned. False: Ctrl-C ended it.
+/// One knob after the other. The best value of the first stays while the second is turned.
 ///
 /// # Errors
 /// The first point cannot be measured.
 async fn tune(
     args: &TuneArgs,
     mut measured: impl AsyncFnMut(Knobs) -> anyhow::Result<Option<Run>>,
-) -> anyhow::Result<(Vec<TuningPoint>, bool)> {
+) -> anyhow::Result<Tuned> {
     let slo = &args.slo.0;
     let mut points: Vec<Tried> = Vec::new();
+    let mut left_out = Vec::new();
     let start = Knobs::of(&args.settings);
     let mut is_whole = true;
     let targets: &[u32] = match matches!(args.topology, Topology::CoLocated { .. }) {
@@ -214,21 +232,37 @@ async fn tune(
                 }
                 Err(error) if points.is_empty() => return Err(error),
                 // As when the nodes refuse a value. The points before it took minutes each.
-                Err(error) => say!("{} is left out: {error:#}", words(&knobs.settings())),
+                Err(error) => left_out.push(LeftOut::told(knobs, &error)),
             }
         }
     }
     let chosen = best(&points, slo);
-    let points = points.into_iter().enumerate();
-    Ok((
-        points
-            .map(|(at, tried)| TuningPoint {
-                is_chosen: Some(at) == chosen,
-                ..tried.point
-            })
-            .collect(),
+    let points = points.into_iter().enumerate().map(|(at, tried)| TuningPoint {
+        is_chosen: Some(at) == chosen,
+        ..tried.point
+    });
+    Ok(Tuned {
+        points: points.collect(),
+        left_out,
         is_whole,
-    ))
+    })
+}
+
+impl LeftOut {
+    fn told(knobs: Knobs, error: &anyhow::Error) -> Self {
+        let left_out = Self {
+            settings: knobs.settings(),
+            why: format!("{error:#}"),
+        };
+        say!("{left_out}");
+        left_out
+    }
+}
+
+impl std::fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} is left out: {}", words(&self.settings), self.why)
+    }
 }
 
 fn point(knobs: Knobs, run: &Run, slo: &Slo) -> TuningPoint {
@@ -362,7 +396,8 @@ fn text(tuning: &Tuning, terminal: Terminal) -> String {
             "No point is chosen: the client was late at each of them. Give it a core of its own, or a lower rate.\n"
         }
     };
-    table.render(terminal) + &offered + late
+    let left_out = tuning.left_out.iter().map(|left_out| format!("{left_out}\n"));
+    table.render(terminal) + &left_out.collect::<String>() + &offered + late
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ async fn the_second_knob_is_turned_at_the_best_value_of_the_first_and_rejected_p
         "4,8",
     ]);
     let mut tried = Vec::new();
-    let (points, is_whole) = tune(&args, async |knobs: Knobs| {
+    let Tuned { points, is_whole, .. } = tune(&args, async |knobs: Knobs| {
         tried.push((knobs.max_num_batched_tokens, knobs.max_num_seqs));
         Ok(Some(match (knobs.max_num_batched_tokens, knobs.max_num_seqs) {
             (Some(128), Some(8)) => run(10, 100),
@@ -93,7 +93,7 @@ async fn the_second_knob_is_turned_at_the_best_value_of_the_first_and_rejected_p
 #[tokio::test]
 async fn of_equal_goodputs_the_one_with_more_room_is_chosen_and_ctrl_c_keeps_what_was_measured() {
     let args = args(&["--try-max-num-batched-tokens", "64,128", "--try-max-num-seqs", "4"]);
-    let (points, is_whole) = tune(&args, async |knobs: Knobs| {
+    let Tuned { points, is_whole, .. } = tune(&args, async |knobs: Knobs| {
         Ok(match (knobs.max_num_batched_tokens, knobs.max_num_seqs) {
             (_, Some(_)) => None,
             (Some(64), _) => Some(run(10, 250)),
@@ -112,13 +112,18 @@ async fn of_equal_goodputs_the_one_with_more_room_is_chosen_and_ctrl_c_keeps_wha
 #[tokio::test]
 async fn a_value_that_the_nodes_refuse_takes_no_point_with_it() {
     let args = args(&["--try-max-num-batched-tokens", "64,128", "--try-max-num-seqs", "4,8"]);
-    let (points, is_whole) = tune(&args, async |knobs: Knobs| match knobs.max_num_seqs {
+    let tuned = tune(&args, async |knobs: Knobs| match knobs.max_num_seqs {
         Some(8) => Err(anyhow::anyhow!("the cluster did not start")),
         _ => Ok(Some(run(10, 100))),
     })
     .await
     .expect("points");
-    assert_eq!((points.len(), is_whole), (3, true));
+    assert_eq!((tuned.points.len(), tuned.is_whole), (3, true));
+    let [left_out] = &tuned.left_out[..] else {
+        panic!("{:?}", tuned.left_out);
+    };
+    assert_eq!(left_out.settings["max_num_seqs"], 8);
+    assert_eq!(left_out.why, "the cluster did not start");
     let nothing = tune(&args, async |_: Knobs| {
         Err(anyhow::anyhow!("the cluster did not start"))
     })
@@ -136,7 +141,7 @@ async fn a_point_of_a_late_client_is_not_chosen() {
         run
     };
     let chosen = |points: Vec<TuningPoint>| points.iter().position(|point| point.is_chosen);
-    let (points, _) = tune(&args, async |knobs: Knobs| {
+    let Tuned { points, .. } = tune(&args, async |knobs: Knobs| {
         Ok(Some(match knobs.max_num_batched_tokens {
             Some(64) => run(5, 100),
             _ => late(run(10, 100)),
@@ -145,7 +150,7 @@ async fn a_point_of_a_late_client_is_not_chosen() {
     .await
     .expect("points");
     assert_eq!(chosen(points), Some(0));
-    let (points, _) = tune(&args, async |_: Knobs| Ok(Some(late(run(10, 100)))))
+    let Tuned { points, .. } = tune(&args, async |_: Knobs| Ok(Some(late(run(10, 100)))))
         .await
         .expect("points");
     assert_eq!(chosen(points), None);
@@ -169,7 +174,7 @@ async fn the_time_of_a_step_is_tried_last_and_only_where_nodes_compute_prompts_a
             tried.push(knobs);
             Ok(Some(run(if knobs.itl_target_ms == Some(60) { 10 } else { 5 }, 100)))
         });
-        let (points, _) = outcome.await.expect("points");
+        let Tuned { points, .. } = outcome.await.expect("points");
         let all = Knobs {
             max_num_batched_tokens: Some(64),
             mixed_step_tokens: Some(64),
