@@ -339,25 +339,14 @@ fn serve_transports(
 /// Runs the loop in a thread of its own; what comes back ends with it, also when it panics.
 fn spawn(node_loop: NodeLoop) -> Result<watch::Receiver<()>, NodeError> {
     let (ending, ended) = watch::channel(());
-    let inbox = Closes(node_loop.parts.inbox.clone());
     let thread = std::thread::Builder::new().name("node-loop".to_owned());
     let spawned = thread.spawn(move || {
         // Dropped when the loop returns or panics: that is the signal.
         let _ending: watch::Sender<()> = ending;
-        let _inbox = inbox;
         node_loop.run();
     });
     spawned?;
     Ok(ended)
-}
-
-/// Closes the mailbox of a loop that has panicked: what waits in it ends, and nothing more is taken.
-struct Closes(Arc<Inbox>);
-
-impl Drop for Closes {
-    fn drop(&mut self) {
-        self.0.close();
-    }
 }
 
 /// The loop publishes the pairs' health with its status: it must hear of changes while it sleeps.

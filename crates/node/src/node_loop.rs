@@ -64,6 +64,15 @@ pub struct Incoming {
     pub reservation: Duration,
 }
 
+/// Closes the mailbox of a loop that has panicked: what waits in it ends, and nothing more is taken.
+struct Closes(Arc<Inbox>);
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// Owned by its thread. The fields are dropped in this order, also after a panic.
 #[derive(Debug)]
 pub struct NodeLoop {
@@ -110,6 +119,8 @@ impl NodeLoop {
 
     /// Runs until a drain is over, or the engine is gone.
     pub fn run(mut self) {
+        // After a panic it is dropped before the loop's fields, so before anybody waits for the engine.
+        let _mailbox = Closes(self.parts.inbox.clone());
         let mut next_tick = Clock::now() + TICK;
         while !self.is_over() {
             let arrivals = self.select(next_tick);
