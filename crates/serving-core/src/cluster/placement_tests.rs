@@ -63,13 +63,11 @@ impl Mixed {
         placed.collect()
     }
 
-    fn grant(&mut self, stream: StreamId, granted_total: u64, received_total: u64) -> Vec<String> {
-        let mut status = ready_status(granted_total);
-        status.permits_received_total = received_total;
+    fn grant(&mut self, stream: StreamId, granted_total: u64) -> Vec<String> {
         self.apply(ClusterEvent::NodeReported {
             stream,
             read_at: self.now,
-            status,
+            status: ready_status(granted_total),
         })
     }
 
@@ -99,9 +97,9 @@ impl Mixed {
 #[test]
 fn a_request_of_one_token_goes_to_the_prefill_node_and_without_permits_there_to_a_co_located_node() {
     let mut mixed = Mixed::new();
-    mixed.grant(CO_LOCATED, 64, 0);
-    mixed.grant(DECODE, 64, 0);
-    mixed.grant(PREFILL, 40, 0);
+    mixed.grant(CO_LOCATED, 64);
+    mixed.grant(DECODE, 64);
+    mixed.grant(PREFILL, 40);
     assert_eq!(mixed.ask(1), ["1: p0, none"]);
     assert_eq!(mixed.ask(1), ["2: none, c0"]);
     // Nor does it hold up a longer one, which needs no less.
@@ -112,7 +110,7 @@ fn a_request_of_one_token_goes_to_the_prefill_node_and_without_permits_there_to_
 fn a_request_of_one_token_that_waits_is_placed_by_the_first_node_that_has_permits() {
     for (first, granted, placed) in [(CO_LOCATED, 3, "1: none, c0"), (PREFILL, 40, "1: p0, none")] {
         let mut mixed = Mixed::new();
-        mixed.grant(DECODE, 64, 0);
+        mixed.grant(DECODE, 64);
         assert!(mixed.ask(1).is_empty());
         let saving = mixed.cluster.saving.clone().expect("it lacks permits");
         assert_eq!(saving.decode, None, "it is answered where its prompt is computed");
@@ -120,7 +118,7 @@ fn a_request_of_one_token_that_waits_is_placed_by_the_first_node_that_has_permit
             saving.prefill.map(|kept| kept.node.name.to_string()).as_deref(),
             Some("p0")
         );
-        assert_eq!(mixed.grant(first, granted, 0), [placed]);
+        assert_eq!(mixed.grant(first, granted), [placed]);
     }
 }
 
@@ -128,16 +126,16 @@ fn a_request_of_one_token_that_waits_is_placed_by_the_first_node_that_has_permit
 fn a_node_that_starts_slowly_takes_what_no_other_node_can_take() {
     let mut mixed = Mixed::new();
     mixed.now = Time::from_millis(1_000);
-    mixed.grant(CO_LOCATED, 64, 0);
+    mixed.grant(CO_LOCATED, 64);
     // It has room, and its prefill node has no permits.
-    mixed.grant(DECODE, 64, 0);
+    mixed.grant(DECODE, 64);
     assert_eq!(mixed.ask(8), ["1: none, c0"]);
     assert_eq!(
         mixed.ask(8),
         ["2: none, c0"],
         "one request is its share of the first second"
     );
-    mixed.grant(PREFILL, 40, 0);
+    mixed.grant(PREFILL, 40);
     assert_eq!(mixed.ask(8), ["3: p0, d0"]);
 }
 
@@ -145,7 +143,7 @@ fn a_node_that_starts_slowly_takes_what_no_other_node_can_take() {
 fn a_request_saves_up_where_it_would_be_placed() {
     let mut mixed = Mixed::new();
     // It has room, and nobody who prefills for it.
-    mixed.grant(DECODE, 64, 0);
+    mixed.grant(DECODE, 64);
     mixed.break_pair();
     assert!(mixed.ask(8).is_empty());
     let saving = mixed.cluster.saving.clone().expect("it lacks permits");
@@ -154,7 +152,7 @@ fn a_request_saves_up_where_it_would_be_placed() {
         Some("c0")
     );
     assert_eq!(saving.prefill, None);
-    assert_eq!(mixed.grant(CO_LOCATED, 3, 0), ["1: none, c0"]);
+    assert_eq!(mixed.grant(CO_LOCATED, 3), ["1: none, c0"]);
 }
 
 #[test]
@@ -172,7 +170,7 @@ fn a_request_that_keeps_to_its_group_holds_up_nobody_that_can_go_elsewhere() {
             .cluster
             .apply(Time::ZERO, ClusterEvent::NodeJoined { record, stream });
     }
-    mixed.grant(CO_LOCATED, 64, 0);
+    mixed.grant(CO_LOCATED, 64);
     assert_eq!(mixed.ask(8), ["1: none, c0"]);
     let key = AttemptKey {
         request: RequestId(1),
@@ -189,7 +187,7 @@ fn a_request_that_keeps_to_its_group_holds_up_nobody_that_can_go_elsewhere() {
         is_complete: false,
     };
     mixed.apply(ClusterEvent::AttemptEnded { key, delivered });
-    assert!(mixed.grant(DECODE, 64, 0).is_empty(), "it waits for its own group");
+    assert!(mixed.grant(DECODE, 64).is_empty(), "it waits for its own group");
     assert_eq!(mixed.ask(8), ["2: none, c1"]);
 }
 
