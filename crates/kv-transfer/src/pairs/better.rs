@@ -15,7 +15,7 @@ use crate::link::KvTransport;
 const QUIET_WAIT: Duration = Duration::from_secs(5);
 const QUIET_LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// So long no transfer was under way. The last frames, such as an abort, have left by then.
-const QUIET: Duration = Duration::from_millis(100);
+pub(super) const QUIET: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Better {

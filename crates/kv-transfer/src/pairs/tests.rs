@@ -108,7 +108,7 @@ async fn a_pair_takes_a_better_transport_later_and_cuts_no_transfer_for_it() {
     let ticket = empty_ticket(decode, &served.address);
     sink.reserve(ticket.transfer, &prefill, &ticket);
     let begun = transport.begin(start(&ticket, Arc::new(Pattern)));
-    let transfer = within("begin", begun).await.unwrap();
+    let mut transfer = within("begin", begun).await.unwrap();
     assert_eq!(transfer.transport(), grpc::KIND);
     let health = transport.health();
     let carries = |kind: TransportKind| {
@@ -116,7 +116,9 @@ async fn a_pair_takes_a_better_transport_later_and_cuts_no_transfer_for_it() {
         pairs.iter().any(|pair| pair.transport.as_deref() == Some(kind.name()))
     };
     eventually("the better one is dialled again", || dials.load(Ordering::Relaxed) > 1).await;
-    assert!(carries(grpc::KIND), "a transfer is under way");
+    // Longer than a stream without transfers would go on.
+    let cut = tokio::time::timeout(3 * better::QUIET, transfer.acked()).await;
+    assert!(cut.is_err() && carries(grpc::KIND), "a transfer is under way");
     within("abort", transfer.abort(AbortReason::Cancelled)).await;
     eventually("the better one carries the pair", || carries(shm::KIND)).await;
     let next = empty_ticket(node("decode-0", 22), &served.address);
