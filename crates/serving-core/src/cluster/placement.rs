@@ -164,7 +164,7 @@ impl Cluster {
             .any(|n| !n.has_its_share(now) && decode_has_room(request, n, kept_at(n)));
         let relieved = unless_avoided(decode.clone(), |n| has_relief && n.has_its_share(now));
         match self.plan_on((now, tracked), (&relieved[..], &prefill[..]), kept_at) {
-            // The others have room, and no prefill node for it.
+            // The others have room, but no prefill node that could take the prompt now.
             Err(_) if relieved.len() < decode.len() => {
                 self.plan_on((now, tracked), (&decode[..], &prefill[..]), kept_at)
             }
