@@ -558,14 +558,19 @@ def test_a_node_on_a_gpu_gets_what_it_needs(tmp_path):
         assert (settings["device"], settings["gpu_numerics"], settings["transports"]) == ("cuda:0", "invariant", ["nccl", "grpc"])
         assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "24Gi", "nvidia.com/gpu": 1}
         assert pod["spec"]["runtimeClassName"] == "nvidia" and pod["spec"]["tolerations"][0]["key"] == "nvidia.com/gpu"
-        assert environment(pod)["NCCL_SOCKET_IFNAME"] == "eth0"
+        assert (environment(pod)["NCCL_SOCKET_IFNAME"], environment(pod)["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("eth0", "32")
         assert mounted(pod)["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
         assert ("persistentVolumeClaim" if role == "prefill" else "emptyDir") in mounted(pod)[kernels]
         probe = pod["spec"]["containers"][0]["startupProbe"]
         assert probe["periodSeconds"] * probe["failureThreshold"] == 900
+    # What the values say takes the place of the chart's own: Kubernetes may refuse a name that stands there twice.
+    _, pod = pods(rendered("gpu", 'decode.env=[{"name": "CUDA_DEVICE_MAX_CONNECTIONS", "value": "16"}]'))["decode"]
+    values = [each["value"] for each in pod["spec"]["containers"][0]["env"] if each["name"] == "CUDA_DEVICE_MAX_CONNECTIONS"]
+    assert values == ["16"]
     # Where no GPU is asked for, nothing of it is there.
     for _, pod in [pods(objects)["coordinator"], *pods(rendered("1p1d")).values()]:
-        assert "sysctls" not in pod["spec"]["securityContext"] and "NCCL_SOCKET_IFNAME" not in environment(pod)
+        assert "sysctls" not in pod["spec"]["securityContext"]
+        assert not {"NCCL_SOCKET_IFNAME", "CUDA_DEVICE_MAX_CONNECTIONS"} & set(environment(pod))
         assert not {"/dev/shm", kernels} & set(mounted(pod))
     assert "device" not in of_kind(rendered("1p1d"), "ConfigMap")["baton-prefill"]["data"]["prefill.toml"]
 

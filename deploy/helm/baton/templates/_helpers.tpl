@@ -203,6 +203,8 @@ manifest.
 {{- $byNccl := include "baton.uses" (dict "root" $root "role" .role "transport" "nccl") -}}
 {{- $byIpc := include "baton.uses" (dict "root" $root "role" .role "transport" "cuda-ipc") -}}
 {{- $nccl := $root.Values.gpuTransports.nccl -}}
+{{- $ownNames := list -}}
+{{- range $values.env }}{{ $ownNames = append $ownNames .name }}{{ end -}}
 metadata:
   labels: {{- include "baton.labels" . | nindent 4 }}
   annotations:
@@ -295,6 +297,10 @@ spec:
         {{- with $root.Values.otel.endpoint }}
         - name: OTEL_EXPORTER_OTLP_ENDPOINT
           value: {{ . | quote }}
+        {{- end }}
+        {{- if and $onGpu (not (has "CUDA_DEVICE_MAX_CONNECTIONS" $ownNames)) }}
+        # Two pairs by NCCL have more streams than the driver's 8 hardware queues, and streams of one queue wait for each other.
+        - { name: CUDA_DEVICE_MAX_CONNECTIONS, value: "32" }
         {{- end }}
         {{- if $byNccl }}
         - name: NCCL_SOCKET_IFNAME
