@@ -83,13 +83,16 @@ manifest.
 {{- if and $values.enabled (has .transport (splitList "," (join "," ($values.config.transports | default list)))) }}yes{{ end }}
 {{- end }}
 
-{{/* NCCL's listeners, for a peer (dict "root" $ "role" "prefill"). Its two ranks connect to each other, in both directions. */}}
+{{/*
+NCCL's listeners, where a pool (dict "root" $ "role" "prefill") uses NCCL. Two ranks connect to each other, in both directions. A pod that
+changed its role keeps its label, so its pair may be a pod of its own pool.
+*/}}
 {{- define "baton.ncclRule" -}}
 {{- if include "baton.uses" (dict "root" .root "role" .role "transport" "nccl") -}}
 {{- with .root.Values.gpuTransports.nccl.ports -}}
 - ports: [{ port: {{ .first }}, endPort: {{ .last }} }]
   from:
-    - podSelector: { matchLabels: {{ include "baton.selector" $ | fromYaml | toJson }} }
+    - podSelector: {{- include "baton.nodeSelector" $.root | nindent 8 }}
 {{- end }}
 {{- end }}
 {{- end }}
