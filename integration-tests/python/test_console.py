@@ -532,7 +532,54 @@ def test_markup_from_outside_stays_text(at, server):
     assert copied(page) == f"baton trace '{MARKUP}'"
 
 
+@mock_only
+def test_spans_that_could_not_be_read_are_said_for_good(at, page, server):
+    page.route("**/admin/traces/**", lambda route: route.fulfill(status=503, body="nobody answered"))
+    records = server.get("/admin/requests?limit=200&outcome=ok&lane=interactive")["records"]
+    at(f"#/requests/{next(record['id'] for record in records if record['ttft_ms'] is not None)}")
+    # The limit is read after the request, and then the page is drawn again.
+    expect(page.locator(".ttft-sum")).to_contain_text("limit")
+    expect(page.locator("main .warning").filter(has_text="The spans could not be read.")).to_have_count(1)
+
+
 # ---- latency and KV ---------------------------------------------------------------------------------------------
+
+
+@mock_only
+def test_a_counter_that_was_restarted_counts_from_zero(at, server):
+    page = at("#/latency")
+    counts = page.evaluate(
+        """async (module) => {
+          const { since } = await import(module);
+          const reading = (...counts) => ({ edges: [1, Infinity], counts, total: counts[0] + counts[1], sum: 0 });
+          return [since(reading(7, 9), reading(5, 4)).counts, since(reading(3, 9), reading(5, 4)).counts];
+        }""",
+        f"{server.url}/ui/js/prometheus.js",
+    )
+    assert counts == [[2, 5], [3, 9]]
+
+
+@mock_only
+def test_a_quarter_of_an_hour_of_many_pairs_is_drawn(at, server):
+    """More points than a call may have arguments."""
+    page = at("#/reports")
+    said = page.evaluate(
+        """async (js) => {
+          const { ClusterStore } = await import(`${js}/cluster-store.js`);
+          const { mountKv } = await import(`${js}/views/kv.js`);
+          const numbers = Array.from({ length: 16 }, (_, n) => n);
+          const pairs = numbers.flatMap((prefill) =>
+            numbers.map((decode) => ({ prefill, decode, is_usable: true, kv_bytes_total: 0, handoffs_total: 0 })),
+          );
+          const store = new ClusterStore(new EventTarget());
+          for (let at = 0; at < 900; at += 1) store.take({ nodes: [], pairs }, 1e12 + at * 1000);
+          const root = document.createElement("div");
+          mountKv(root, { query: new URLSearchParams({ minutes: "15" }) }, { cluster: store }).dispose();
+          return [...root.querySelectorAll("[data-pair] .figures")].map((figures) => figures.textContent);
+        }""",
+        f"{server.url}/ui/js",
+    )
+    assert len(said) == 256 and all("highest second 0 B/s" in words for words in said)
 
 
 def test_histograms_with_limits_counts_and_copies(at, server):
@@ -717,6 +764,15 @@ def test_the_whole_way_without_a_mouse(at):
         page.keyboard.press(key)
         expect(page.locator("#nav [aria-current]")).to_have_text(name)
     expect(page.locator("#chat-prompt")).to_be_focused()
+
+
+def test_a_column_is_sorted_without_a_mouse(at):
+    page = at("#/requests")
+    expect(rows(page).first).to_be_visible()
+    page.locator(".grid").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator('.grid-head [aria-sort="ascending"]')).to_have_attribute("data-key", "received")
 
 
 def test_dark_and_light(at, page):

@@ -55,9 +55,10 @@ export function histogramsByLane(samples, metric) {
   return result;
 }
 
-/** What came between two readings; a counter that went back was restarted, and all of it is new. */
+/** What came between two readings. A bucket that went back was restarted, even if there are more samples than before, and all is new. */
 export function since(now, before) {
-  if (!before || before.edges.length !== now.edges.length || before.total > now.total) return now;
+  const isAlike = before && before.edges.length === now.edges.length;
+  if (!isAlike || now.counts.some((n, at) => n < before.counts[at])) return now;
   return {
     edges: now.edges,
     counts: now.counts.map((n, at) => n - before.counts[at]),

@@ -59,7 +59,7 @@ export class RequestStore extends EventTarget {
     live.addEventListener("open", () => this.load());
     live.addEventListener(
       "state",
-      ({ detail }) => detail === "away" && this.problem === null && !this.hasLoaded && this.load(),
+      ({ detail }) => detail === "away" && this.problem === null && !this.hasLoaded && !this.isLoading && this.load(),
     );
     live.addEventListener("reload", ({ detail }) => {
       this.notice = detail;

@@ -185,7 +185,7 @@ class KvView {
       });
     const all = new Map(page.pairs.map((pair) => [pairKey(pair), pointsOf(pairKey(pair))]));
     // One scale for all pairs: they are there to be compared.
-    const highest = Math.max(1024, ...[...all.values()].flat().map((point) => point.value));
+    const highest = [...all.values()].flat().reduce((most, point) => Math.max(most, point.value), 1024);
     const yTicks = byteTicks(highest);
     for (const pair of page.pairs) {
       const points = all.get(pairKey(pair));

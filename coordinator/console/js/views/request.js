@@ -107,7 +107,8 @@ class RequestView {
     this.page = page.value ?? null;
     // Either page may know more: failed legs are only promised on the first.
     this.record = { ...page.value?.request, ...record.value };
-    this.draw(page.reason);
+    this.traceProblem = page.reason;
+    this.draw();
   }
 
   fail(problem) {
@@ -139,7 +140,7 @@ class RequestView {
     );
   }
 
-  draw(traceProblem) {
+  draw() {
     const r = this.record;
     this.tools.hidden = false;
     this.heading.textContent = idOf(r);
@@ -157,7 +158,7 @@ class RequestView {
         "ttft-panel",
         bar ?? h("p", { class: "muted" }, r.outcome === null ? "No token yet." : "No token was sent."),
       ),
-      this.waterfallPart(model, traceProblem),
+      this.waterfallPart(model, this.traceProblem),
       r.prompts?.length ? part(`Prompts (${r.prompts.length})`, "", promptsPart(r)) : null,
       h(
         "div",
@@ -180,7 +181,7 @@ class RequestView {
       getJson("/admin/slo").then(
         (slo) => {
           this.slo = slo;
-          if (this.root.isConnected && this.body.isConnected) this.draw(null);
+          if (this.root.isConnected && this.body.isConnected) this.draw();
         },
         () => {},
       );

@@ -45,7 +45,6 @@ export class VirtualRows {
           "button",
           {
             type: "button",
-            tabindex: -1,
             title: `Sort by ${column.label}`,
             on: { click: () => this.onSort(column.sort) },
           },
