@@ -326,6 +326,21 @@ def test_filters_are_in_the_address_and_survive_a_reload(at, server):
     expect(page.locator("#filter-lane")).to_have_value("")
 
 
+def test_a_filter_that_is_being_typed_ends_with_its_view(at):
+    page = at("#/requests")
+    expect(rows(page).first).to_be_visible()
+    page.evaluate(
+        """async () => {
+          const field = document.querySelector("#filter-slower");
+          field.value = "5";
+          field.dispatchEvent(new Event("input"));
+          location.hash = "#/cluster";
+          await new Promise((resolve) => setTimeout(resolve, 600));
+        }"""
+    )
+    expect(page).to_have_url(re.compile("#/cluster$"))
+
+
 def test_slowest_first_is_the_order_of_the_server(at, server):
     page = at("#/requests?sort=-e2e_ms&outcome=ok")
     expect(rows(page).first).to_be_visible()

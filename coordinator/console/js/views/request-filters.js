@@ -103,4 +103,9 @@ export class FilterBar {
       this.slower.value = query.get("slower_than_ms") ?? "";
     this.clear.disabled = [...query.keys()].every((name) => name === "sort");
   }
+
+  /** What is being typed must not change the address of the next view. */
+  dispose() {
+    clearTimeout(this.typing);
+  }
 }

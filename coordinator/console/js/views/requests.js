@@ -211,6 +211,7 @@ class RequestsView {
   dispose() {
     clearTimeout(this.timer);
     this.app.requests.removeEventListener("change", this.onChange);
+    this.filters.dispose();
     this.rows.dispose();
   }
 }
