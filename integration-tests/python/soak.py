@@ -44,6 +44,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(args, Path(folder))
         try:
+            cluster.begin()
             samples = [sample for trace in TRACES for sample in replayed(cluster, args, *trace)]
             outcomes = cluster.outcomes()
         finally:
@@ -54,6 +55,8 @@ def main():
 class Cluster:
     def __init__(self, args, folder):
         self.args, self.folder, self.running, self.killed = args, folder, {}, 0
+
+    def begin(self):
         said = self.start("coordinator", "--listen", "127.0.0.1:0", "--control-listen", "127.0.0.1:0")
         self.url, self.control = f"http://{said['http']}", said["control"]
         for node in NODES:
