@@ -575,6 +575,19 @@ def test_a_counter_that_was_restarted_counts_from_zero(at, server):
 
 
 @mock_only
+def test_a_minute_has_no_sixtieth_second(at, server):
+    page = at("#/latency")
+    said = page.evaluate(
+        """async (module) => {
+          const { ms } = await import(module);
+          return [60_000, 119_499, 119_999, 150_000].map(ms);
+        }""",
+        f"{server.url}/ui/js/format.js",
+    )
+    assert said == ["1 min 0 s", "1 min 59 s", "2 min 0 s", "2 min 30 s"]
+
+
+@mock_only
 def test_a_quarter_of_an_hour_of_many_pairs_is_drawn(at, server):
     """More points than a call may have arguments."""
     page = at("#/reports")

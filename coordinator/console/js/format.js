@@ -17,7 +17,8 @@ export function ms(value) {
   const size = Math.abs(value);
   if (size < 1000) return `${number(value)} ms`;
   if (size < 60_000) return `${value % 1000 === 0 ? value / 1000 : (value / 1000).toFixed(2)} s`;
-  return `${Math.trunc(value / 60_000)} min ${Math.round((size % 60_000) / 1000)} s`;
+  const whole = Math.round(value / 1000);
+  return `${Math.trunc(whole / 60)} min ${Math.abs(whole % 60)} s`;
 }
 
 export function seconds(value) {
