@@ -77,8 +77,8 @@ class Cluster:
             raise SystemExit(f"{' '.join(command)} did not start")
         ready = json.loads(line)
         self.url = ready["url"]
-        nodes = [process for process in ready["processes"] if process["role"] != "coordinator"]
-        for number, node in enumerate(nodes):
+        self.nodes = [process for process in ready["processes"] if process["role"] != "coordinator"]
+        for number, node in enumerate(self.nodes):
             core = str(cores[number % len(cores)])
             pin = ["taskset", "-a", "-c", "-p", core, str(node["pid"])]
             subprocess.run(pin, check=True, stdout=subprocess.DEVNULL)
@@ -174,8 +174,14 @@ FIT_ROUNDS = 4
 PROMPTS = (0.7, 1.5)
 
 
+# Of streams that decode beside each other: prompt and output tokens, and how many gaps are left out because the weights are not in the caches
+# yet.
+STREAM_PROMPT, STREAM_OUTPUT, COLD_GAPS = 16, 300, 30
+
+
 class Calibration:
-    """Two traces that are no load whose error is measured. The light one shows how fast the machine serves just now."""
+    """Traces that are no load whose error is measured. The light one shows how fast the machine serves just now, and streams how much two
+    nodes that decode slow each other down."""
 
     def __init__(self, folder):
         self.lone = os.path.join(folder, "lone.jsonl")
@@ -184,10 +190,34 @@ class Calibration:
         write_trace(self.lone, [(float(number), 160, 40) for number in range(8)])
         # A machine that is idle half of the time computes more slowly than one with some work, so this has some.
         write_trace(self.light, [(0.55 * number, (SHORT, LONG)[number % 2], 48) for number in range(20)])
+        # One, and two that begin together.
+        self.streams = [os.path.join(folder, f"{streams}-streams.jsonl") for streams in (1, 2)]
+        for streams, trace in zip((1, 2), self.streams):
+            write_trace(trace, [(0.0, STREAM_PROMPT, STREAM_OUTPUT)] * streams)
 
     def run(self, cluster, seeds):
         """The figures of the light load."""
         return light_figures(cluster.run(self.light, next(seeds)))
+
+    def beside(self, cluster, seeds):
+        """How many times as long a gap is while the other node of 2c decodes, too."""
+        alone, both = (stream_gap(cluster.run(trace, next(seeds))) for trace in self.streams)
+        return both / alone
+
+
+def stream_gap(run):
+    """The median gap of streams, in ms."""
+    return median([gap for *_, gaps in answers(run) for gap in gaps[COLD_GAPS:]])
+
+
+def decode_beside(costs, times):
+    """Two nodes that decode take so many times as long as one. Costs of one node for each machine stay as they are.
+
+    `bench engine` cannot say it for nodes that serve: those of one `baton up` share the weights, and the coordinator and the client take a part
+    of their cores."""
+    for slowdown in costs["host"].get("slowdown", [])[:1]:
+        # A figure below 1 is noise.
+        slowdown["reading"]["reading"] = max(times, 1.0)
 
 
 class Fit(NamedTuple):

@@ -33,7 +33,7 @@ pub struct BodyBudget {
 #[derive(Debug, Default)]
 pub struct Held {
     /// The body's part of the budget.
-    bytes: Option<OwnedSemaphorePermit>,
+    _bytes: Option<OwnedSemaphorePermit>,
     /// One of the requests that its key may have at a time.
     place: Option<Arc<InUse>>,
 }
@@ -43,13 +43,13 @@ impl Held {
     #[cfg(test)]
     pub fn of_key(place: InUse) -> Self {
         let place = Some(Arc::new(place));
-        Self { bytes: None, place }
+        Self { _bytes: None, place }
     }
 
     /// For work of the same request that needs no text.
     pub fn without_bytes(&self) -> Self {
         let place = self.place.clone();
-        Self { bytes: None, place }
+        Self { _bytes: None, place }
     }
 }
 
@@ -125,7 +125,7 @@ pub async fn text(state: &AppState, body: Body, place: Option<Arc<InUse>>) -> Re
         let at = error.utf8_error().valid_up_to();
         ApiError::bad_request(format!("The request body is not valid UTF-8 (at byte {at})."))
     })?;
-    Ok((text, Held { bytes: room, place }))
+    Ok((text, Held { _bytes: room, place }))
 }
 
 /// The bytes, with their part of the budget.

@@ -51,10 +51,13 @@ pub struct EngineArgs {
     /// Cores that the engine may use, the first --threads of them; neighbours get the next ones. Default: all.
     #[arg(long, value_delimiter = ',', value_name = "CORE,..")]
     cores: Vec<u32>,
-    /// Also measure how much slower steps are while so many other nodes of this machine compute. Then the weights are in memory twice, and
-    /// once more for each of those nodes.
+    /// Also measure how much slower steps are while so many other nodes of this machine compute.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=7))]
     neighbours: u32,
+    /// The nodes beside have the weights in memory each for itself, as processes that are started one by one. Nodes of one `baton up`
+    /// share them.
+    #[arg(long, requires = "neighbours")]
+    own_weights: bool,
     /// Memory for KV blocks. Batches that do not fit are left out.
     #[arg(long, default_value = "512MiB")]
     kv_cache_memory: ByteSize,
@@ -206,8 +209,8 @@ impl<'a> Opening<'a> {
         })
     }
 
-    /// For an engine with weights of its own, as each process has them.
-    fn with_own_weights(&self) -> Self {
+    /// The same with the weights at another place in memory.
+    fn afresh(&self) -> Self {
         Self {
             args: self.args,
             path: self.path.clone(),

@@ -10,8 +10,8 @@ use super::rig::Rig;
 use super::sweep::median;
 use super::{Opening, pin};
 
-/// How often all engines are opened anew. Where the weights lie in memory decides how well they get on in a cache: one opening showed
-/// 1.04 and the next one 1.24 (docs/measurements/simulator.md).
+/// How often all engines are opened anew. Where the weights lie in memory decides how well they get on in a cache: of eight openings
+/// seven showed 1.24 to 1.29, and one 1.02 (docs/measurements/simulator.md).
 const OPENINGS: usize = 8;
 /// Pairs of a stretch alone and a stretch beside others, for each kind of own and of other steps. The speed of a shared machine
 /// changes within seconds, so a stretch takes a part of one.
@@ -43,7 +43,8 @@ pub(super) fn slowdown(opening: &Opening<'_>) -> anyhow::Result<Vec<Slowdown>> {
 }
 
 fn of_one_opening(opening: &Opening<'_>) -> anyhow::Result<Vec<Slowdown>> {
-    let (mut rig, _) = opening.with_own_weights().open()?;
+    let opening = &opening.afresh();
+    let (mut rig, _) = opening.open()?;
     let is_wanted = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let mut neighbours = Vec::new();
@@ -86,8 +87,10 @@ fn serve(
     (asked, tell): (&Receiver<StepKind>, &SyncSender<()>),
 ) -> anyhow::Result<()> {
     pin(&opening.args.cores, number, opening.args.threads)?;
-    // Nodes hold the weights each for itself, so that they share no cache.
-    let (mut rig, _) = opening.with_own_weights().open()?;
+    let (mut rig, _) = match opening.args.own_weights {
+        true => opening.afresh().open()?,
+        false => opening.open()?,
+    };
     while let Ok(kind) = asked.recv() {
         let mut has_told = false;
         while is_wanted.load(Ordering::Relaxed) {
