@@ -174,9 +174,11 @@ FIT_ROUNDS = 4
 PROMPTS = (0.7, 1.5)
 
 
-# Of streams that decode beside each other: prompt and output tokens, and how many gaps are left out because the weights are not in the caches
-# yet.
-STREAM_PROMPT, STREAM_OUTPUT, COLD_GAPS = 16, 300, 30
+# Of streams: how many, prompt and output tokens, and how many gaps are left out because the weights are not in the caches yet.
+STREAMS, STREAM_PROMPT, STREAM_OUTPUT, COLD_GAPS = 30, 16, 60, 20
+# Seconds between the beginnings of streams that have 2c to themselves, of pairs of streams, and of the two of a pair. Two that begin together
+# read the weights that they share at the same time, and hardly slow each other down; those of a load begin whenever they come.
+APART_S, PAIRS_S, LATER_S = 0.45, 0.6, 0.07
 
 
 class Calibration:
@@ -190,10 +192,11 @@ class Calibration:
         write_trace(self.lone, [(float(number), 160, 40) for number in range(8)])
         # A machine that is idle half of the time computes more slowly than one with some work, so this has some.
         write_trace(self.light, [(0.55 * number, (SHORT, LONG)[number % 2], 48) for number in range(20)])
-        # One, and two that begin together.
-        self.streams = [os.path.join(folder, f"{streams}-streams.jsonl") for streams in (1, 2)]
-        for streams, trace in zip((1, 2), self.streams):
-            write_trace(trace, [(0.0, STREAM_PROMPT, STREAM_OUTPUT)] * streams)
+        self.streams = [os.path.join(folder, name) for name in ("apart.jsonl", "beside.jsonl")]
+        apart = [APART_S * number for number in range(STREAMS)]
+        pairs = [PAIRS_S * (number // 2) + LATER_S * (number % 2) for number in range(STREAMS)]
+        for times, trace in zip((apart, pairs), self.streams):
+            write_trace(trace, [(at, STREAM_PROMPT, STREAM_OUTPUT) for at in times])
 
     def run(self, cluster, seeds):
         """The figures of the light load."""
@@ -201,8 +204,8 @@ class Calibration:
 
     def beside(self, cluster, seeds):
         """How many times as long a gap is while the other node of 2c decodes, too."""
-        alone, both = (stream_gap(cluster.run(trace, next(seeds))) for trace in self.streams)
-        return both / alone
+        apart, beside = (stream_gap(cluster.run(trace, next(seeds))) for trace in self.streams)
+        return beside / apart
 
 
 def stream_gap(run):
@@ -211,13 +214,81 @@ def stream_gap(run):
 
 
 def decode_beside(costs, times):
-    """Two nodes that decode take so many times as long as one. Costs of one node for each machine stay as they are.
+    """Steps take so many times as long while the other node decodes, too. Costs of one node for each machine stay as they are.
+
+    `bench engine` cannot say it for nodes that serve: those of one `baton up` share the weights, and read them at different times."""
+    for slowdown in costs["host"].get("slowdown", [])[:1]:
+        # A figure below 1 is noise.
+        slowdown["reading"]["reading"] = max(times, 1.0)
+
+
+# What a step takes for its prompt tokens.
+PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds")
+# Numbers of sequences for which `batch_seconds` has a figure (crates/simulator/src/step_costs.rs).
+BATCHES = (1, 2, 4, 8, 16)
+# Coefficients of variation among which the one of steps is looked for, and steps until 37 % is left of what a cold step takes more:
+# first its guess, then its bounds. FIT_STEPS says how closely each is looked for.
+VARIATIONS = (0.0, 0.5)
+COLD_STEPS_GUESS, COLD_STEPS = 8.0, (1.0, 24.0)
+FIT_STEPS = 9
+FIT_ROUNDS = 4
+# The least and the most that prompts may change in one round of a fit. Two lengths of a disturbed run may be too close together.
+PROMPTS = (0.7, 1.5)
+
+
+# Of streams: how many, prompt and output tokens, and how many gaps are left out because the weights are not in the caches yet.
+STREAMS, STREAM_PROMPT, STREAM_OUTPUT, COLD_GAPS = 30, 16, 60, 20
+# Seconds between the beginnings of streams that have 2c to themselves, of pairs of streams, and of the two of a pair. Two that begin together
+# read the weights that they share at the same time, and hardly slow each other down; those of a load begin whenever they come.
+APART_S, PAIRS_S, LATER_S = 0.45, 0.6, 0.07
+
+
+class Calibration:
+    """Traces that are no load whose error is measured. The light one shows how fast the machine serves just now, and streams how much two
+    nodes that decode slow each other down."""
+
+    def __init__(self, folder):
+        self.lone = os.path.join(folder, "lone.jsonl")
+        self.light = os.path.join(folder, "light.jsonl")
+        # One request at a time: it is over when the next one comes. It warms a cluster.
+        write_trace(self.lone, [(float(number), 160, 40) for number in range(8)])
+        # A machine that is idle half of the time computes more slowly than one with some work, so this has some.
+        write_trace(self.light, [(0.55 * number, (SHORT, LONG)[number % 2], 48) for number in range(20)])
+        self.streams = [os.path.join(folder, name) for name in ("apart.jsonl", "beside.jsonl")]
+        apart = [APART_S * number for number in range(STREAMS)]
+        pairs = [PAIRS_S * (number // 2) + LATER_S * (number % 2) for number in range(STREAMS)]
+        for times, trace in zip((apart, pairs), self.streams):
+            write_trace(trace, [(at, STREAM_PROMPT, STREAM_OUTPUT) for at in times])
+
+    def run(self, cluster, seeds):
+        """The figures of the light load."""
+        return light_figures(cluster.run(self.light, next(seeds)))
+
+    def beside(self, cluster, seeds):
+        """How many times as long a gap is while the other node of 2c decodes, too."""
+        apart, beside = (stream_gap(cluster.run(trace, next(seeds))) for trace in self.streams)
+        return beside / apart
+
+
+def stream_gap(run):
+    """The median gap of streams, in ms."""
+    return median([gap for *_, gaps in answers(run) for gap in gaps[COLD_GAPS:]])
+
+
+def fit_beside(baton, costs, calibration, times):
+    """Finds how much nodes that decode slow each other down, so that streams beside each other have gaps that are so many times as long.
+    Costs of one node for each machine stay as they are.
 
     `bench engine` cannot say it for nodes that serve: those of one `baton up` share the weights, and the coordinator and the client take a part
     of their cores."""
     for slowdown in costs["host"].get("slowdown", [])[:1]:
-        # A figure below 1 is noise.
-        slowdown["reading"]["reading"] = max(times, 1.0)
+
+        def is_too_low(tried):
+            slowdown["reading"]["reading"] = tried
+            apart, beside = (simulate_costs(baton, costs, "2c", trace, stream_gap) for trace in calibration.streams)
+            return beside / apart < times
+
+        slowdown["reading"]["reading"] = bisect(BESIDE, FIT_STEPS, is_too_low)
 
 
 class Fit(NamedTuple):
