@@ -323,8 +323,8 @@ async fn blocks_of_a_push_that_ended_without_a_word_leave_quarantine() {
         .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_answered_and_cancelled_while_a_step_runs() {
+/// A node whose steps end when the test says so.
+fn gated() -> (Rig, mpsc::SyncSender<()>) {
     let (go, gate) = mpsc::sync_channel(2);
     let engine = Gated {
         engine: stand_in(),
@@ -334,7 +334,12 @@ async fn a_request_is_answered_and_cancelled_while_a_step_runs() {
         per_block: Duration::ZERO,
         panics_in_abort: false,
     };
-    let mut rig = Rig::with_engine(Box::new(engine), transport, PATIENCE);
+    (Rig::with_engine(Box::new(engine), transport, PATIENCE), go)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_answered_and_cancelled_while_a_step_runs() {
+    let (mut rig, go) = gated();
     let mut first = rig.hand_over_as(1, 4);
     assert!(matches!(
         next(&mut first).await,
@@ -372,16 +377,7 @@ async fn a_request_is_answered_and_cancelled_while_a_step_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loop_whose_engine_is_given_up_ends_its_streams_before_the_step_has_ended() {
-    let (go, gate) = mpsc::sync_channel(2);
-    let engine = Gated {
-        engine: stand_in(),
-        gate,
-    };
-    let transport = Scripted {
-        per_block: Duration::ZERO,
-        panics_in_abort: false,
-    };
-    let mut rig = Rig::with_engine(Box::new(engine), transport, PATIENCE);
+    let (mut rig, go) = gated();
     let mut stream = rig.hand_over(4);
     assert!(matches!(
         next(&mut stream).await,
