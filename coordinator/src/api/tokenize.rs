@@ -7,9 +7,12 @@ use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use serving_core::ids::TokenId;
 
+use super::AppState;
+use super::body::{self, Held};
 use super::error::ApiError;
 use super::forms::{self, Flag, Id, List, in_vocabulary};
 use super::given_chat::GivenChat;
@@ -21,7 +24,6 @@ use super::record::RequestRecord;
 use super::request::served_model;
 use super::shapes::ids;
 use super::tools::{GivenTools, Tools};
-use super::{AppState, body};
 use crate::text::{TextError, TextModel};
 
 #[derive(Debug, Default, Deserialize)]
@@ -54,16 +56,23 @@ fn too_long(text: &TextModel, tokens_max: usize, param: &str) -> ApiError {
     ApiError::too_long(param, message)
 }
 
+/// What a request asks for. Its body ends here: it is not needed while the text waits for its turn.
+async fn fields<T: DeserializeOwned>(
+    state: &AppState,
+    record: &RequestRecord,
+    request: Request,
+) -> Result<(T, Held), ApiError> {
+    let place = record.facts().in_use.clone();
+    let (body, held) = body::text(state, request.into_body(), place).await?;
+    Ok((forms::read(&body)?, held))
+}
+
 pub async fn tokenize(
     State(state): State<Arc<AppState>>,
     Extension(record): Extension<Arc<RequestRecord>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let place = record.facts().in_use.clone();
-    let (body, held) = body::text(&state, request.into_body(), place).await?;
-    let fields: TokenizeFields = forms::read(&body)?;
-    // The body is not needed while the text waits for its turn.
-    drop(body);
+    let (fields, held) = fields::<TokenizeFields>(&state, &record, request).await?;
     served_model(&state, fields.model)?;
     let ending = ChatEnding::of(fields.continue_final_message, fields.add_generation_prompt)?;
     let input = match (fields.messages, fields.prompt) {
@@ -119,9 +128,7 @@ pub async fn detokenize(
     Extension(record): Extension<Arc<RequestRecord>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let place = record.facts().in_use.clone();
-    let (body, held) = body::text(&state, request.into_body(), place).await?;
-    let fields: DetokenizeFields = forms::read(&body)?;
+    let (fields, held) = fields::<DetokenizeFields>(&state, &record, request).await?;
     served_model(&state, fields.model)?;
     let Some(List(tokens)) = fields.tokens else {
         return Err(ApiError::invalid("tokens", "`tokens` is missing: a list of token ids."));
