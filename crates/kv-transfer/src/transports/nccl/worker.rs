@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -62,6 +62,20 @@ pub(super) struct Plan {
     pub keep: Arc<dyn Fn(&'static str) + Send + Sync>,
 }
 
+/// What a communicator leaves behind. An abort that is late may fail afterwards: it leaves the same things behind, so they count once.
+struct Leftovers {
+    keep: Arc<dyn Fn(&'static str) + Send + Sync>,
+    are_counted: AtomicBool,
+}
+
+impl Leftovers {
+    fn count(&self, what: &'static str) {
+        if !self.are_counted.swap(true, Ordering::SeqCst) {
+            (self.keep)(what);
+        }
+    }
+}
+
 /// The pair's end. Dropping it ends the communicator.
 pub(super) struct Worker {
     orders: SyncSender<Order>,
@@ -87,9 +101,14 @@ impl Worker {
         let (orders, taken) = sync_channel(1);
         let (state_in, state) = watch::channel(State::Making);
         let (aborted, was_aborted) = oneshot::channel();
-        let (over, limits, keep) = (CancellationToken::new(), plan.limits, plan.keep.clone());
+        let (over, limits) = (CancellationToken::new(), plan.limits);
+        let leftovers = Arc::new(Leftovers {
+            keep: plan.keep.clone(),
+            are_counted: AtomicBool::new(false),
+        });
         let thread = Thread {
             plan,
+            leftovers: leftovers.clone(),
             state: state_in,
             over: over.clone(),
         };
@@ -103,7 +122,7 @@ impl Worker {
         // A runtime that ends waits a while for its blocking tasks: the thread should not be in the library while the process
         // takes that down.
         tokio::task::spawn_blocking(move || started.join());
-        tokio::spawn(watch_abort((state.clone(), was_aborted), limits, keep));
+        tokio::spawn(watch_abort((state.clone(), was_aborted), limits, leftovers));
         Ok(Self { orders, state, over })
     }
 
@@ -170,17 +189,18 @@ impl Drop for Worker {
 async fn watch_abort(
     (mut state, was_aborted): (watch::Receiver<State>, oneshot::Receiver<()>),
     limits: DeviceLimits,
-    keep: Arc<dyn Fn(&'static str) + Send + Sync>,
+    leftovers: Arc<Leftovers>,
 ) {
     let _ = state.wait_for(|state| matches!(state, State::Ended(_))).await;
     if tokio::time::timeout(limits.abort_wait, was_aborted).await.is_err() {
-        keep("a communicator that does not abort, its thread and its memory");
+        leftovers.count("a communicator that does not abort, its thread and its memory");
     }
 }
 
 /// The thread's end.
 struct Thread {
     plan: Plan,
+    leftovers: Arc<Leftovers>,
     state: watch::Sender<State>,
     over: CancellationToken,
 }
@@ -204,7 +224,9 @@ impl Thread {
             // Its kernel may run on and write. So it stays among those that may run, and nobody gets its memory.
             tracing::error!(why, %error, abort_ms, "a communicator has ended, and its abort has failed");
             std::mem::forget(self.plan.held);
-            return (self.plan.keep)("a communicator whose abort has failed, and its memory");
+            return self
+                .leftovers
+                .count("a communicator whose abort has failed, and its memory");
         }
         MAY_RUN.fetch_sub(1, Ordering::SeqCst);
         match is_wanted_end {

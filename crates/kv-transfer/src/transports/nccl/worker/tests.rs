@@ -238,6 +238,28 @@ async fn an_abort_that_fails_keeps_the_memory() {
 }
 
 #[tokio::test]
+async fn an_abort_that_is_late_and_then_fails_counts_once() {
+    let mut late = started(Play {
+        never_runs: true,
+        abort_hangs: true,
+        abort_fails: true,
+        ..Play::default()
+    });
+    late.ready().await;
+    let _running = late.worker.exchange(Direction::Send, run());
+    late.ended().await;
+    eventually("it is counted as late", || late.kept.load(Ordering::SeqCst) == 1).await;
+    late.double.let_go.store(true, Ordering::SeqCst);
+    eventually("it has failed", || late.double.aborts.load(Ordering::SeqCst) == 1).await;
+    // The thread drops what it has to count with when it has ended.
+    eventually("the thread has ended", || Arc::strong_count(&late.kept) == 1).await;
+    assert_eq!(late.kept.load(Ordering::SeqCst), 1);
+    assert_eq!(late.memory.strong_count(), 1);
+    // The double has no kernel that goes on, so other tests of this process may free their memory.
+    MAY_RUN.fetch_sub(1, Ordering::SeqCst);
+}
+
+#[tokio::test]
 async fn a_pair_that_is_gone_ends_its_communicator() {
     let played = started(Play::default());
     let Played {
