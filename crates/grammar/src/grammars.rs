@@ -143,20 +143,18 @@ impl Grammars {
         drop(spawned);
     }
 
-    /// Compiles a grammar, unless it is known. Takes tens of milliseconds, and the first call the time to read the vocabulary:
-    /// not for a thread that others wait for. Whoever follows the grammar has to keep the result until the end.
-    ///
-    /// # Errors
-    /// What is wrong with the grammar, or that no vocabulary is known.
-    pub fn compile(&self, grammar: &OutputGrammar) -> Result<Arc<CompiledGrammar>, GrammarError> {
+    /// For somebody without a salt.
+    #[cfg(test)]
+    pub(crate) fn compile(&self, grammar: &OutputGrammar) -> Result<Arc<CompiledGrammar>, GrammarError> {
         self.compile_for(None, grammar)
     }
 
-    /// As [`Self::compile`], but only what was compiled for the same salt counts as known. So the time that it takes says nothing
-    /// about the grammars of others.
+    /// Compiles a grammar, unless it is known. Takes tens of milliseconds, and the first call the time to read the vocabulary:
+    /// not for a thread that others wait for. Whoever follows the grammar has to keep the result until the end. Only what was
+    /// compiled for the same salt counts as known. So the time that it takes says nothing about the grammars of others.
     ///
     /// # Errors
-    /// As those of [`Self::compile`].
+    /// What is wrong with the grammar, or that no vocabulary is known.
     pub fn compile_for(
         &self,
         whose: Option<PrefixSalt>,

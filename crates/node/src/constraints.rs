@@ -178,7 +178,8 @@ impl AllowedTokens for StepTokens {
 
 impl Handle {
     /// Compiles the request's grammar, if it has one. Its stream has to keep the result. The coordinator has compiled it, too: a
-    /// refusal means that the two differ.
+    /// refusal means that the two differ. Grammars that were compiled for another salt count as unknown: else the time to the
+    /// first token would say what other tenants send.
     ///
     /// # Errors
     /// The grammar cannot be compiled here.
@@ -187,11 +188,11 @@ impl Handle {
             return Ok(None);
         };
         let place = self.compiling.clone().acquire_owned().await;
-        let grammars: Arc<Grammars> = self.grammars.clone();
+        let (grammars, salt) = (self.grammars.clone(), request.prefix_salt);
         let compiling = tokio::task::spawn_blocking(move || {
             // A grammar is compiled to its end, even when its client goes away meanwhile.
             let _place = place;
-            grammars.compile(&grammar)
+            grammars.compile_for(salt, &grammar)
         });
         let compiled = compiling.await;
         let detail = match compiled {
@@ -208,12 +209,61 @@ impl Handle {
 mod tests {
     use std::sync::mpsc;
 
-    use serving_core::ids::NodeEpoch;
+    use serving_core::ids::{NodeEpoch, PrefixSalt};
     use serving_core::request::OutputGrammar;
     use tokio::sync::{Semaphore, oneshot};
 
     use super::*;
     use crate::inbox::Inbox;
+
+    fn handle(grammars: Grammars) -> Handle {
+        Handle {
+            inbox: Arc::new(Inbox::default()),
+            grammars: Arc::new(grammars),
+            compiling: Arc::new(Semaphore::new(COMPILED_AT_ONCE)),
+            epoch: NodeEpoch(1),
+            block_tokens: 16,
+        }
+    }
+
+    /// One whose output is letters `a`.
+    fn request(salt: Option<PrefixSalt>) -> Request {
+        let mut request = crate::node_loop::tests::message(1).request;
+        Arc::make_mut(&mut request.constraint).grammar = Some(OutputGrammar::Regex("a+".into()));
+        request.prefix_salt = salt;
+        request
+    }
+
+    const END: TokenId = TokenId(256);
+
+    /// One token for each byte, and the end.
+    fn word(token: TokenId) -> Option<(&'static [u8], bool)> {
+        static BYTES: [u8; 256] = {
+            let mut all = [0; 256];
+            let mut byte = 0;
+            while byte < 256 {
+                all[byte] = byte as u8;
+                byte += 1;
+            }
+            all
+        };
+        match token {
+            END => Some((b"<end>", true)),
+            TokenId(byte) => Some((BYTES.get(byte as usize..=byte as usize)?, false)),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tenant_finds_no_grammar_that_the_node_has_compiled_for_another() {
+        let handle = handle(Grammars::new(|| Vocabulary::new(257, &[END], word)));
+        let [one, other] = [1, 2].map(|salt| request(Some(PrefixSalt(salt))));
+        let mut compiled = Vec::new();
+        for request in [&one, &one, &other, &request(None)] {
+            compiled.push(handle.prepare(request).await.unwrap().unwrap());
+        }
+        assert!(Arc::ptr_eq(&compiled[0], &compiled[1]));
+        assert!(!Arc::ptr_eq(&compiled[0], &compiled[2]) && !Arc::ptr_eq(&compiled[0], &compiled[3]));
+    }
 
     #[tokio::test]
     async fn a_grammar_keeps_its_place_until_it_is_compiled_though_its_client_has_gone() {
@@ -226,16 +276,9 @@ mod tests {
             let _ = gate.recv();
             Err(GrammarError::NoVocabulary("the test has none".to_owned()))
         };
-        let handle = Handle {
-            inbox: Arc::new(Inbox::default()),
-            grammars: Arc::new(Grammars::new(load)),
-            compiling: Arc::new(Semaphore::new(COMPILED_AT_ONCE)),
-            epoch: NodeEpoch(1),
-            block_tokens: 16,
-        };
+        let handle = handle(Grammars::new(load));
         let places = handle.compiling.clone();
-        let mut request = crate::node_loop::tests::message(1).request;
-        Arc::make_mut(&mut request.constraint).grammar = Some(OutputGrammar::Regex("a+".into()));
+        let request = request(None);
         let client = tokio::spawn(async move { handle.prepare(&request).await.is_ok() });
         compiling.await.unwrap();
         client.abort();
