@@ -65,6 +65,28 @@ fn request(prompt: u32, max_tokens: u32) -> Request {
     }
 }
 
+fn node_limits(vocab_size: u32, max_batch_tokens: u32) -> NodeLimits {
+    NodeLimits {
+        kv_blocks: 40,
+        block_tokens: 16,
+        max_batch_tokens,
+        max_sequences: 8,
+        max_model_tokens: 1000,
+        vocab_size,
+        prefix_cache: true,
+    }
+}
+
+fn admission(request: Arc<Request>) -> Admission {
+    Admission {
+        request,
+        attempt: Attempt(0),
+        permits: 9,
+        coordinator: NodeEpoch(1),
+        work: Work::Whole,
+    }
+}
+
 /// What the model may say, and how many tokens an answer guesses at once.
 #[derive(Clone, Copy)]
 struct Setting {
@@ -91,28 +113,14 @@ fn run_in(setting: Setting, request: Request, max_batch_tokens: u32) -> (Vec<Vec
     };
     let mut engine = engine(engine_limits, setting.vocab_size);
     let mut step = Step::default();
-    let limits = NodeLimits {
-        kv_blocks: 40,
-        block_tokens: 16,
-        max_batch_tokens,
-        max_sequences: 8,
-        max_model_tokens: 1000,
-        vocab_size: setting.vocab_size,
-        prefix_cache: true,
-    };
+    let limits = node_limits(setting.vocab_size, max_batch_tokens);
     let mut scheduler = Scheduler::new(SchedulerConfig {
         speculative_tokens: setting.speculative_tokens,
         ..SchedulerConfig::decode(limits, Duration::from_secs(5))
     });
     let mut tokens = vec![Vec::new(); request.choice_count as usize];
     let mut scored = Vec::new();
-    let admission = Admission {
-        request: Arc::new(request),
-        attempt: Attempt(0),
-        permits: 9,
-        coordinator: NodeEpoch(1),
-        work: Work::Whole,
-    };
+    let admission = admission(Arc::new(request));
     scheduler.admit(Time::ZERO, admission).expect("fits");
     while let Some(plan) = scheduler.next_step(Time::ZERO) {
         step.fill(&plan);
@@ -135,6 +143,19 @@ fn run_in(setting: Setting, request: Request, max_batch_tokens: u32) -> (Vec<Vec
         }
     }
     (tokens, scored, scheduler.draft_counts())
+}
+
+#[test]
+fn a_step_that_is_cleared_holds_no_request() {
+    let config = SchedulerConfig::decode(node_limits(VOCAB, 64), Duration::from_secs(5));
+    let (mut scheduler, mut step) = (Scheduler::new(config), Step::default());
+    let asked = Arc::new(request(50, 1));
+    scheduler.admit(Time::ZERO, admission(asked.clone())).expect("fits");
+    let holders = Arc::strong_count(&asked);
+    step.fill(&scheduler.next_step(Time::ZERO).expect("a prompt to compute"));
+    assert!(Arc::strong_count(&asked) > holders);
+    step.clear();
+    assert_eq!(Arc::strong_count(&asked), holders);
 }
 
 #[test]

@@ -76,12 +76,17 @@ pub struct CompletedStep {
 }
 
 impl Step {
-    /// Takes a plan over. What the step held before is forgotten.
-    pub fn fill(&mut self, plan: &StepPlan<'_>) {
+    /// Forgets the requests and what they draw from. The buffers stay for the next step.
+    pub fn clear(&mut self) {
         self.rows.clear();
         self.tokens.clear();
         self.blocks.clear();
         self.allowed = None;
+    }
+
+    /// Takes a plan over. What the step held before is forgotten.
+    pub fn fill(&mut self, plan: &StepPlan<'_>) {
+        self.clear();
         for (i, row) in plan.rows().iter().enumerate() {
             let request = plan.request(i);
             let tokens = append(&mut self.tokens, plan.tokens(i));

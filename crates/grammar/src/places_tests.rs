@@ -264,6 +264,19 @@ fn more_sequences_than_places_cost_time_only() {
 }
 
 #[test]
+fn a_request_that_has_ended_leaves_no_place() {
+    let word = follows(OutputGrammar::Regex("[a-c]{3}".into()));
+    let mut places = places_for(&word);
+    let (ended, other) = (sequence(1), sequence(2));
+    for one in [ended, (ended.0, ChoiceIndex(1)), other] {
+        places.allowed(one, &word, &[]).unwrap();
+    }
+    places.forget(ended.0);
+    assert!(places.places.get(&ended).is_none() && places.places.get(&(ended.0, ChoiceIndex(1))).is_none());
+    assert!(places.places.get(&other).is_some());
+}
+
+#[test]
 fn allowed_tokens_and_bad_words_hold_alone_and_together_with_a_grammar() {
     let mut constraint = OutputConstraint {
         grammar: None,

@@ -41,6 +41,10 @@ impl<K: Eq + Hash + Clone, V> Recent<K, V> {
     pub fn remove(&mut self, key: &K) {
         self.entries.remove(key);
     }
+
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&K) -> bool) {
+        self.entries.retain(|key, _| is_kept(key));
+    }
 }
 
 #[cfg(test)]

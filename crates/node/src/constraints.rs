@@ -1,11 +1,13 @@
 //! Constrained outputs on a node: which tokens each step's rows may draw. On the host, greedy rows ask for the model's first choices one
 //! by one. For the others, and for all rows of a GPU, all tokens are worked out while the engine computes the step. Grammars are compiled before their request reaches the loop, so that neither the loop nor a step waits for it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use engine::{AllowedTokens, Step, StepRow};
 use grammar::{CompiledGrammar, GrammarError, Grammars, Places, Vocabulary};
@@ -18,6 +20,8 @@ use crate::handle::Handle;
 
 /// Grammars that a node compiles at a time: the others wait, so that its engine has a core.
 pub(crate) const COMPILED_AT_ONCE: usize = 1;
+/// The place of a request that has ended stays at most so long, also when no step follows.
+const FORGET_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The grammars of a node that serves this model. Its tokenizer is read after the node's start, or for the first grammar.
 pub(crate) fn grammars_of(model: Option<PathBuf>) -> Grammars {
@@ -40,6 +44,7 @@ pub(crate) fn grammars_of(model: Option<PathBuf>) -> Grammars {
 #[derive(Debug)]
 pub(crate) struct AllowedThread {
     places: Arc<Mutex<Places>>,
+    followed: Arc<Followed>,
     /// The number of the step that the engine computes. Nobody needs the tokens of one before.
     newest_step: Arc<AtomicU64>,
     steps: SyncSender<Arc<StepTokens>>,
@@ -55,6 +60,10 @@ struct StepTokens {
     rows: Vec<ConstrainedRow>,
     places: Arc<Mutex<Places>>,
 }
+
+/// The requests that have places. A step holds its requests, so one that nobody holds takes no place any more.
+#[derive(Debug, Default)]
+struct Followed(Mutex<BTreeMap<AttemptKey, Weak<Request>>>);
 
 #[derive(Debug)]
 struct ConstrainedRow {
@@ -74,15 +83,14 @@ impl AllowedThread {
     /// The system starts no thread.
     pub(crate) fn start(places: Places, all_ahead: bool) -> io::Result<Self> {
         // At most one step is under way.
-        let (steps, submitted) = sync_channel::<Arc<StepTokens>>(1);
+        let (steps, submitted) = sync_channel(1);
+        let (places, followed) = (Arc::new(Mutex::new(places)), Arc::<Followed>::default());
+        let (own_places, own_followed) = (places.clone(), followed.clone());
         let thread = std::thread::Builder::new().name("allowed-tokens".to_owned());
-        thread.spawn(move || {
-            while let Ok(step) = submitted.recv() {
-                step.work_out_ahead(all_ahead);
-            }
-        })?;
+        thread.spawn(move || work(&submitted, (&own_places, &own_followed), all_ahead))?;
         Ok(Self {
-            places: Arc::new(Mutex::new(places)),
+            places,
+            followed,
             newest_step: Arc::default(),
             steps,
             all_ahead,
@@ -95,6 +103,7 @@ impl AllowedThread {
         if rows.is_empty() {
             return Some(());
         }
+        self.followed.note(&rows);
         let has_work = rows.iter().any(|row| self.all_ahead || !row.is_greedy());
         let tokens = Arc::new(StepTokens {
             number: self.newest_step.fetch_add(1, Ordering::Relaxed) + 1,
@@ -109,6 +118,44 @@ impl AllowedThread {
         step.restrict(tokens);
         Some(())
     }
+}
+
+/// What the thread does until the engine's has ended.
+fn work(submitted: &Receiver<Arc<StepTokens>>, (places, followed): (&Mutex<Places>, &Followed), all_ahead: bool) {
+    loop {
+        match submitted.recv_timeout(FORGET_INTERVAL) {
+            Ok(step) => step.work_out_ahead(all_ahead),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        for request in followed.take_ended() {
+            // One by one, because the engine may wait for the places.
+            lock(places).forget(request);
+        }
+    }
+}
+
+impl Followed {
+    fn note(&self, rows: &[ConstrainedRow]) {
+        let requests = rows.iter().map(|row| (row.sequence.0, Arc::downgrade(&row.request)));
+        lock(&self.0).extend(requests);
+    }
+
+    fn take_ended(&self) -> Vec<AttemptKey> {
+        let mut ended = Vec::new();
+        lock(&self.0).retain(|key, request| {
+            let is_held = request.strong_count() > 0;
+            if !is_held {
+                ended.push(*key);
+            }
+            is_held
+        });
+        ended
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ConstrainedRow {
@@ -141,7 +188,7 @@ impl StepTokens {
 
     fn all_of<'a>(&'a self, row: &'a ConstrainedRow) -> &'a [u32] {
         row.all.get_or_init(|| {
-            let mut places = self.places();
+            let mut places = lock(&self.places);
             let allowed = places.allowed(row.sequence, &row.request.constraint, &row.outputs);
             allowed.map(<[u32]>::to_vec).unwrap_or_else(|error| {
                 tracing::warn!(request_id = %row.sequence.0.request, %error, "an output lost its grammar; its request fails");
@@ -153,10 +200,6 @@ impl StepTokens {
     fn row(&self, index: usize) -> Option<&ConstrainedRow> {
         self.rows.iter().find(|row| row.index == index)
     }
-
-    fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl AllowedTokens for StepTokens {
@@ -166,7 +209,7 @@ impl AllowedTokens for StepTokens {
             Some(all) => Some(engine::is_set(all, token)),
             None => {
                 let asked = (&row.outputs[..], token);
-                self.places().allows(row.sequence, &row.request.constraint, asked)
+                lock(&self.places).allows(row.sequence, &row.request.constraint, asked)
             }
         }
     }
@@ -209,7 +252,7 @@ impl Handle {
 mod tests {
     use std::sync::mpsc;
 
-    use serving_core::ids::{NodeEpoch, PrefixSalt};
+    use serving_core::ids::{Attempt, NodeEpoch, PrefixSalt};
     use serving_core::request::OutputGrammar;
     use tokio::sync::{Semaphore, oneshot};
 
@@ -251,6 +294,28 @@ mod tests {
             END => Some((b"<end>", true)),
             TokenId(byte) => Some((BYTES.get(byte as usize..=byte as usize)?, false)),
         }
+    }
+
+    #[test]
+    fn a_request_is_followed_until_nobody_holds_it() {
+        let request = Arc::new(request(None));
+        let key = AttemptKey {
+            request: request.id,
+            attempt: Attempt(0),
+        };
+        let row = ConstrainedRow {
+            index: 0,
+            sequence: (key, ChoiceIndex(0)),
+            request: request.clone(),
+            outputs: Vec::new(),
+            all: OnceLock::new(),
+        };
+        let followed = Followed::default();
+        followed.note(&[row]);
+        assert!(followed.take_ended().is_empty());
+        drop(request);
+        assert_eq!(followed.take_ended(), [key]);
+        assert!(followed.take_ended().is_empty());
     }
 
     #[tokio::test]

@@ -257,7 +257,7 @@ impl NodeLoop {
     /// Tells what a step has brought.
     fn end_step(&mut self, done: StepDone) {
         let StepDone { ended, took, completed } = done;
-        let step = completed.step;
+        let mut step = completed.step;
         let tokens = step.rows().iter().map(StepRow::token_count).sum();
         self.parts.metrics.step(tokens, step.rows().len(), took);
         match completed.result {
@@ -267,6 +267,8 @@ impl NodeLoop {
                 self.parts.scheduler.step_failed(&error.to_string());
             }
         }
+        // Until the next step, which may be long after, it would hold requests that have ended.
+        step.clear();
         self.spare = step;
         let note = StepNote {
             took,
