@@ -64,12 +64,23 @@ pub struct Incoming {
     pub reservation: Duration,
 }
 
-/// Closes the mailbox of a loop that has panicked: what waits in it ends, and nothing more is taken.
-struct Closes(Arc<Inbox>);
+/// Says that the loop has ended, also by a panic: what waits in its mailbox ends, nothing more is taken, and the coordinators place
+/// nothing here until the process has ended.
+struct Leaves {
+    inbox: Arc<Inbox>,
+    status: watch::Sender<NodeStatus>,
+}
 
-impl Drop for Closes {
+impl Drop for Leaves {
     fn drop(&mut self) {
-        self.0.close();
+        if std::thread::panicking() {
+            tracing::error!("the node's loop has panicked: its requests end here, and the node leaves");
+        }
+        self.inbox.close();
+        self.status.send_if_modified(|status| {
+            let before = std::mem::replace(&mut status.state, NodeState::Draining);
+            before != NodeState::Draining
+        });
     }
 }
 
@@ -119,8 +130,11 @@ impl NodeLoop {
 
     /// Runs until a drain is over, or the engine is gone.
     pub fn run(mut self) {
-        // After a panic it is dropped before the loop's fields, so before anybody waits for the engine.
-        let _mailbox = Closes(self.parts.inbox.clone());
+        // It is dropped before the loop's fields, also after a panic, so before anybody waits for the engine.
+        let _leaves = Leaves {
+            inbox: self.parts.inbox.clone(),
+            status: self.parts.status.clone(),
+        };
         let mut next_tick = Clock::now() + TICK;
         while !self.is_over() {
             let arrivals = self.select(next_tick);
@@ -144,11 +158,6 @@ impl NodeLoop {
         for new in self.parts.inbox.close() {
             self.refuse_leaving(&new);
         }
-        // Without an engine the node has not drained, and the coordinators would go on to place requests here until the process ends.
-        self.parts.status.send_if_modified(|status| {
-            let before = std::mem::replace(&mut status.state, NodeState::Draining);
-            before != NodeState::Draining
-        });
     }
 
     /// Waits until something has come or is due, and takes what has come.

@@ -15,10 +15,10 @@ use kv_transfer::transport::{
 };
 use prometheus_client::registry::Registry;
 use proto::messages::{PrefillEvent, PrefillOutcome, PrefillRequest};
-use serving_core::ids::{Attempt, BlockId, Generation, NodeEpoch, NodeName, RequestId, TokenId};
+use serving_core::ids::{Attempt, BlockId, ChoiceIndex, Generation, NodeEpoch, NodeName, RequestId, TokenId};
 use serving_core::node::Ticket;
 use serving_core::request::{Lane, Request, SamplingParams, StopConditions, TokenEvent};
-use serving_core::scheduler::{NodeLimits, SchedulerConfig};
+use serving_core::scheduler::{NodeLimits, SampledToken, SchedulerConfig};
 use tokio::runtime::Handle as RuntimeHandle;
 
 use super::*;
@@ -378,13 +378,52 @@ async fn a_request_is_answered_and_cancelled_while_a_step_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loop_whose_engine_is_given_up_ends_its_streams_before_the_step_has_ended() {
     let (mut rig, go) = gated();
+    let stream = in_a_step(&mut rig).await;
+    rig.handle.inbox.engine_gone();
+    leaves(&mut rig, stream).await;
+    drop(go);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loop_that_has_panicked_leaves_before_the_step_has_ended() {
+    let (mut rig, go) = gated();
+    let stream = in_a_step(&mut rig).await;
+    // More tokens than the step draws, as only a bug could bring.
+    let drawn = |_| SampledToken {
+        row: 0,
+        choice: ChoiceIndex(0),
+        token: Ok(TokenId(1)),
+        logprobs: None,
+    };
+    let output = StepOutput {
+        sampled: (0..3).map(drawn).collect(),
+        ..StepOutput::default()
+    };
+    rig.handle.inbox.step_done(StepDone {
+        ended: Clock::now(),
+        took: Duration::ZERO,
+        completed: CompletedStep {
+            step: Step::default(),
+            result: Ok(output),
+        },
+    });
+    leaves(&mut rig, stream).await;
+    drop(go);
+}
+
+/// A request whose step ends when the test says so.
+async fn in_a_step(rig: &mut Rig) -> EventStream {
     let mut stream = rig.hand_over(4);
     assert!(matches!(
         next(&mut stream).await,
         Some(NodeEvent::Prefill(PrefillEvent::Accepted { .. }))
     ));
     rig.until(|status| status.running_sequences == 1).await;
-    rig.handle.inbox.engine_gone();
+    stream
+}
+
+/// The request ends, the coordinators hear that the node leaves, and it takes no other request.
+async fn leaves(rig: &mut Rig, mut stream: EventStream) {
     assert_eq!(next(&mut stream).await, None);
     rig.until(|status| status.state == NodeState::Draining).await;
     let mut late = rig.hand_over_as(2, 4);
@@ -392,5 +431,4 @@ async fn a_loop_whose_engine_is_given_up_ends_its_streams_before_the_step_has_en
         next(&mut late).await,
         Some(NodeEvent::Prefill(PrefillEvent::Refused(_)))
     ));
-    drop(go);
 }
