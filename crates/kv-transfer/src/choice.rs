@@ -40,26 +40,85 @@ pub(crate) struct Fallback {
     pub may_pass: bool,
 }
 
-/// How often a pair was made without the transport that was wanted, by reason.
+/// How a later try of a better transport ends, beside the stream of a pair that goes without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RetryEnd {
+    /// It carries the pair from now on.
+    Taken,
+    /// It could, but no moment without a transfer came for the change.
+    NeverQuiet,
+    Failed,
+}
+
+impl RetryEnd {
+    pub const ALL: [Self; 3] = [Self::Taken, Self::NeverQuiet, Self::Failed];
+
+    /// Closed label for metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            RetryEnd::Taken => "taken",
+            RetryEnd::NeverQuiet => "never_quiet",
+            RetryEnd::Failed => "failed",
+        }
+    }
+}
+
+/// How often a pair was made without the transport that was wanted, by reason, and how later tries of it ended.
 #[derive(Debug)]
-pub struct Fallbacks(Mutex<BTreeMap<(TransportKind, &'static str), u64>>);
+pub struct Fallbacks {
+    made: Totals,
+    retries: Totals,
+}
 
 impl Fallbacks {
-    /// All at zero.
-    pub(crate) fn of(known: impl Iterator<Item = (TransportKind, &'static str)>) -> Self {
-        Self(Mutex::new(known.map(|fallback| (fallback, 0)).collect()))
+    /// All at zero. `retried`: the transports that are tried again beside a pair's stream.
+    pub(crate) fn of(
+        known: impl Iterator<Item = (TransportKind, &'static str)>,
+        retried: impl Iterator<Item = TransportKind>,
+    ) -> Self {
+        let ends = |kind| RetryEnd::ALL.map(|end| (kind, end.name()));
+        Self {
+            made: Totals::of(known),
+            retries: Totals::of(retried.flat_map(ends)),
+        }
     }
 
     pub(crate) fn count(&self, fallback: &Fallback) {
-        let mut totals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *totals.entry((fallback.wanted, fallback.reason)).or_default() += 1;
+        self.made.add(fallback.wanted, fallback.reason);
+    }
+
+    pub(crate) fn count_retry(&self, wanted: TransportKind, end: RetryEnd) {
+        self.retries.add(wanted, end.name());
     }
 
     /// Totals since the start: the wanted transport, the reason, and the count. Every known reason is there.
     pub fn totals(&self) -> impl Iterator<Item = (TransportKind, &'static str, u64)> {
+        self.made.all().into_iter()
+    }
+
+    /// Totals of later tries since the start: the wanted transport, how the try ended, and the count. Every end is there.
+    pub fn retries(&self) -> impl Iterator<Item = (TransportKind, &'static str, u64)> {
+        self.retries.all().into_iter()
+    }
+}
+
+/// Counts by transport and label.
+#[derive(Debug)]
+struct Totals(Mutex<BTreeMap<(TransportKind, &'static str), u64>>);
+
+impl Totals {
+    fn of(known: impl Iterator<Item = (TransportKind, &'static str)>) -> Self {
+        Self(Mutex::new(known.map(|known| (known, 0)).collect()))
+    }
+
+    fn add(&self, kind: TransportKind, label: &'static str) {
+        let mut totals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *totals.entry((kind, label)).or_default() += 1;
+    }
+
+    fn all(&self) -> Vec<(TransportKind, &'static str, u64)> {
         let totals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let totals = totals.iter();
-        let totals = totals.map(|((wanted, reason), count)| (*wanted, *reason, *count));
-        totals.collect::<Vec<_>>().into_iter()
+        let all = totals.iter().map(|((kind, label), count)| (*kind, *label, *count));
+        all.collect()
     }
 }

@@ -50,6 +50,7 @@ pub struct Metrics {
     push_queue_blocks: Gauge,
     requests: Family<RequestLabels, Counter>,
     transport_fallbacks: Family<FallbackLabels, Counter>,
+    transport_retries: Family<RequestLabels, Counter>,
     local_prefills: Family<ReasonLabel, Counter>,
     /// Without series on a node that has no device, so that the exposition leaves it out.
     device_memory: Family<KindLabel, Gauge>,
@@ -71,6 +72,7 @@ impl Metrics {
         table::PUSH_QUEUE_BLOCKS.register(registry, metrics.push_queue_blocks.clone());
         table::PREFILL_REQUESTS.register(registry, metrics.requests.clone());
         table::KV_TRANSPORT_FALLBACKS.register(registry, metrics.transport_fallbacks.clone());
+        table::KV_TRANSPORT_RETRIES.register(registry, metrics.transport_retries.clone());
         metrics
     }
 
@@ -90,6 +92,7 @@ impl Metrics {
             push_queue_blocks: Gauge::default(),
             requests: Family::default(),
             transport_fallbacks: Family::default(),
+            transport_retries: Family::default(),
             local_prefills: Family::default(),
             device_memory: Family::default(),
             fallbacks,
@@ -119,6 +122,11 @@ impl Metrics {
             let transport = wanted.name();
             let labels = FallbackLabels { transport, reason };
             raise(&self.transport_fallbacks.get_or_create(&labels), total);
+        }
+        for (wanted, outcome, total) in self.fallbacks.retries() {
+            let transport = wanted.name();
+            let labels = RequestLabels { transport, outcome };
+            raise(&self.transport_retries.get_or_create(&labels), total);
         }
     }
 

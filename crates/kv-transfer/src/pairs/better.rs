@@ -1,14 +1,17 @@
 //! Better transports than the one that carries a pair: this node prefers them, and they failed for a reason that may pass. A pair
 //! tries them again beside its stream.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::messages::TransportOffer;
+use thiserror::Error;
 
 use super::pair_stream::PairStream;
-use crate::choice::{Fallback, TransportKind};
-use crate::link::KvTransport;
+use crate::choice::{Fallback, RetryEnd, TransportKind};
+use crate::link::{KvTransport, NoLink};
+use crate::transport::PairFault;
 
 /// How long a new link waits for a moment in which no transfer is under way on the pair's stream. A pair that is never quiet
 /// keeps its transport.
@@ -45,6 +48,53 @@ impl Better {
         if why.may_pass && way.proves_its_links() {
             self.ways.push(way.clone());
         }
+    }
+}
+
+/// Why a pair goes on without a better transport that it has tried again.
+#[derive(Debug, Error)]
+pub(super) enum StillWithout {
+    #[error("{0}")]
+    Way(Fallback),
+    #[error("{0}")]
+    Pair(PairFault),
+    #[error("transfers followed each other on the pair's stream for {} s", QUIET_WAIT.as_secs())]
+    NeverQuiet,
+}
+
+impl StillWithout {
+    pub fn reason(&self) -> &'static str {
+        match self {
+            StillWithout::Way(fallback) => fallback.reason,
+            StillWithout::Pair(fault) => fault.name(),
+            StillWithout::NeverQuiet => self.end().name(),
+        }
+    }
+
+    pub fn end(&self) -> RetryEnd {
+        match self {
+            StillWithout::Way(_) | StillWithout::Pair(_) => RetryEnd::Failed,
+            StillWithout::NeverQuiet => RetryEnd::NeverQuiet,
+        }
+    }
+}
+
+impl From<NoLink> for StillWithout {
+    fn from(no_link: NoLink) -> Self {
+        match no_link {
+            NoLink::Way(fallback) => StillWithout::Way(fallback),
+            NoLink::Pair(fault) => StillWithout::Pair(fault),
+        }
+    }
+}
+
+/// The reason of the last try of each better transport. A reason is told when it changes, and not each minute.
+#[derive(Debug, Default)]
+pub(super) struct LastReasons(BTreeMap<TransportKind, &'static str>);
+
+impl LastReasons {
+    pub fn is_news(&mut self, kind: TransportKind, reason: &'static str) -> bool {
+        self.0.insert(kind, reason) != Some(reason)
     }
 }
 

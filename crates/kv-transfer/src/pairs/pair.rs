@@ -14,11 +14,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::PairConfig;
 use super::Ways;
-use super::better::{Better, closed_when_quiet};
+use super::better::{Better, LastReasons, StillWithout, closed_when_quiet};
 use super::pair_stream::{Carried, PairStream, carry};
-use crate::choice::{Fallback, Fallbacks};
+use crate::choice::{Fallback, Fallbacks, RetryEnd};
 use crate::link::budget::Budget;
-use crate::link::{Dial, Link, NoLink};
+use crate::link::{Dial, KvTransport, Link, NoLink};
 use crate::transport::{PairFault, PairPeer};
 
 const BACK_OFF_FIRST: Duration = Duration::from_millis(50);
@@ -170,21 +170,48 @@ impl Pair {
         if better.ways.is_empty() {
             return std::future::pending().await;
         }
+        let (fallbacks, mut last) = (&self.shared.fallbacks, LastReasons::default());
         loop {
             tokio::time::sleep(self.shared.config.better_after).await;
             for (at, way) in better.ways.iter().enumerate() {
-                let dial = self.dial(better.offer(way.kind()));
-                let Ok(link) = way.connect(&dial).await else {
-                    continue;
+                let wanted = way.kind();
+                let tried = self.try_again(live, &**way, better.offer(wanted)).await;
+                let still_without = match tried {
+                    Ok(link) => {
+                        fallbacks.count_retry(wanted, RetryEnd::Taken);
+                        link.lesser_because.iter().for_each(|fallback| self.without(fallback));
+                        return (at, self.tapped(link));
+                    }
+                    Err(still_without) => still_without,
                 };
-                if closed_when_quiet(live).await {
-                    link.lesser_because.iter().for_each(|fallback| self.without(fallback));
-                    return (at, self.tapped(link));
+                fallbacks.count_retry(wanted, still_without.end());
+                let (wanted_name, reason) = (wanted.name(), still_without.reason());
+                if last.is_news(wanted, reason) {
+                    tracing::info!(
+                        peer = %self.peer.node, wanted = wanted_name, reason, fault = %still_without,
+                        "a pair has tried a better transport again and goes on without it; told again when the reason changes"
+                    );
                 }
-                link.outbox.over.cancel();
-                break;
+                if matches!(still_without, StillWithout::NeverQuiet) {
+                    break;
+                }
             }
         }
+    }
+
+    /// One try of a better transport. With its link the pair's stream takes no transfer any more.
+    async fn try_again(
+        &self,
+        live: &PairStream,
+        way: &dyn KvTransport,
+        offer: Option<&[u8]>,
+    ) -> Result<Link, StillWithout> {
+        let link = way.connect(&self.dial(offer)).await?;
+        if closed_when_quiet(live).await {
+            return Ok(link);
+        }
+        link.outbox.over.cancel();
+        Err(StillWithout::NeverQuiet)
     }
 
     /// A wish from the last time that the pair was idle would open it again at once, for nobody. Only an idle pair is wished for,

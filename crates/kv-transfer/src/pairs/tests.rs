@@ -55,21 +55,30 @@ async fn a_wish_that_was_granted_long_ago_does_not_open_an_idle_pair() {
     assert!(opened.is_err(), "a link was opened for nobody");
 }
 
-/// A transport that is refused at the first dial.
+#[test]
+fn a_reason_is_news_until_it_is_told_and_when_it_changes() {
+    let mut last = better::LastReasons::default();
+    let mut is_news = |kind, reason| last.is_news(kind, reason);
+    assert!(is_news(shm::KIND, "refused") && !is_news(shm::KIND, "refused"));
+    assert!(is_news(grpc::KIND, "refused"), "another transport");
+    assert!(is_news(shm::KIND, "io") && is_news(shm::KIND, "refused"));
+}
+
+/// A transport that is refused at the first two dials.
 #[derive(Debug)]
-struct RefusedOnce {
+struct RefusedTwice {
     inner: Arc<dyn KvTransport>,
     dials: Arc<AtomicU32>,
 }
 
 #[async_trait]
-impl KvTransport for RefusedOnce {
+impl KvTransport for RefusedTwice {
     fn kind(&self) -> TransportKind {
         self.inner.kind()
     }
 
     async fn connect(&self, dial: &Dial<'_>) -> Result<Link, NoLink> {
-        if self.dials.fetch_add(1, Ordering::Relaxed) > 0 {
+        if self.dials.fetch_add(1, Ordering::Relaxed) > 1 {
             return self.inner.connect(dial).await;
         }
         Err(NoLink::Way(Fallback {
@@ -96,7 +105,7 @@ async fn a_pair_takes_a_better_transport_later_and_cuts_no_transfer_for_it() {
         panic!("{ways:?}");
     };
     let dials: Arc<AtomicU32> = Arc::default();
-    let refused: Arc<dyn KvTransport> = Arc::new(RefusedOnce {
+    let refused: Arc<dyn KvTransport> = Arc::new(RefusedTwice {
         inner: shared_memory.clone(),
         dials: dials.clone(),
     });
@@ -115,7 +124,7 @@ async fn a_pair_takes_a_better_transport_later_and_cuts_no_transfer_for_it() {
         let pairs = health.borrow();
         pairs.iter().any(|pair| pair.transport.as_deref() == Some(kind.name()))
     };
-    eventually("the better one is dialled again", || dials.load(Ordering::Relaxed) > 1).await;
+    eventually("the better one is dialled again", || dials.load(Ordering::Relaxed) > 2).await;
     // Longer than a stream without transfers would go on.
     let cut = tokio::time::timeout(3 * better::QUIET, transfer.acked()).await;
     assert!(cut.is_err() && carries(grpc::KIND), "a transfer is under way");
@@ -125,4 +134,7 @@ async fn a_pair_takes_a_better_transport_later_and_cuts_no_transfer_for_it() {
     sink.reserve(next.transfer, &prefill, &next);
     let begun = within("begin again", transport.begin(start(&next, Arc::new(Pattern)))).await;
     assert_eq!(begun.unwrap().transport(), shm::KIND);
+    let fallbacks = transport.fallbacks();
+    let retries: Vec<_> = fallbacks.retries().filter(|(.., count)| *count > 0).collect();
+    assert_eq!(retries, [(shm::KIND, "failed", 1), (shm::KIND, "taken", 1)]);
 }

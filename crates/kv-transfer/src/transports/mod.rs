@@ -68,14 +68,16 @@ pub fn kinds() -> Vec<TransportKind> {
     kinds
 }
 
-/// Every reason of every transport, at zero.
+/// Every reason of every transport, and every end of a later try of those that are tried again, at zero.
 impl Default for Fallbacks {
     fn default() -> Self {
         let reasons = |(kind, reasons): &(TransportKind, &'static [&'static str])| {
             let kind = *kind;
             reasons.iter().map(move |reason| (kind, *reason))
         };
-        Self::of(known().flat_map(|transport| transport.fallbacks().iter().flat_map(reasons)))
+        let known_reasons = known().flat_map(|transport| transport.fallbacks().iter().flat_map(reasons));
+        let retried = known().filter(|transport| !transport.fallbacks().is_empty() && transport.proves_its_links());
+        Self::of(known_reasons, retried.map(|transport| transport.kind()))
     }
 }
 

@@ -48,6 +48,8 @@ closed! {
     PREFILL_OUTCOME = "outcome": |_| prefill_outcomes();
     WANTED_TRANSPORT = "transport": |_| vec!["cuda-ipc", "nccl", "shm", "shm-direct"];
     FALLBACK_REASON = "reason": |_| FALLBACK_REASONS.to_vec();
+    RETRIED_TRANSPORT = "transport": |_| vec!["cuda-ipc", "shm"];
+    TRANSPORT_RETRY_OUTCOME = "outcome": |_| vec!["taken", "never_quiet", "failed"];
     WAITING_REASON = "reason": |_| vec!["capacity"];
     MEMORY_KIND = "kind": |_| vec!["weights", "buffers", "kv", "free"];
     BLOCK_STATE = "state": |_| KvBlockCounts::default().by_state().map(|(state, _)| state).to_vec();

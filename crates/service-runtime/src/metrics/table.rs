@@ -121,6 +121,9 @@ metrics! {
         .by(&[CARRIER, SRC_ROLE, TRANSFER_FAILURE]).on(NODES);
     KV_TRANSPORT_FALLBACKS = Metric::counter("baton_kv_transport_fallbacks", Events,
         "Pairs that were made without the transport this node prefers, by reason").by(&[WANTED_TRANSPORT, FALLBACK_REASON]).on(PREFILL);
+    KV_TRANSPORT_RETRIES = Metric::counter("baton_kv_transport_retries", Events,
+        "Later tries of a better transport, beside the stream of a pair that goes without it, by how they ended")
+        .by(&[RETRIED_TRANSPORT, TRANSPORT_RETRY_OUTCOME]).on(PREFILL);
     PUSH_QUEUE_BLOCKS = Metric::gauge("baton_push_queue_blocks", Blocks, "Computed blocks that wait to be pushed").on(PREFILL);
     PREFILL_REQUESTS = Metric::counter("baton_prefill_requests", Requests, "Requests that ended on a prefill node, by outcome")
         .by(&[REQUEST_TRANSPORT, PREFILL_OUTCOME]).on(PREFILL);
