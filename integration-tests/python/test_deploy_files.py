@@ -193,9 +193,9 @@ def test_the_coordinator_reads_what_the_drop_in_for_clients_sets():
 
 
 def test_a_node_on_a_gpu_has_the_same_hardware_queues_in_every_way_to_start_it():
-    places = ["deploy/systemd/gpu.conf", "deploy/helm/baton/templates/_helpers.tpl", "docs/how-to/deploy-gpus.md"]
+    places = ["deploy/docker/Dockerfile", "deploy/systemd/gpu.conf", "deploy/helm/baton/templates/_helpers.tpl", "docs/how-to/deploy-gpus.md"]
     found = [re.findall(r"CUDA_DEVICE_MAX_CONNECTIONS(?:=|, value: \")(\d+)", (REPOSITORY / place).read_text()) for place in places]
-    assert found == [["32"]] * 3
+    assert found == [["32"]] * 4
 
 
 def unit(role):
