@@ -170,6 +170,26 @@ impl Submit for ControlHandle {
     }
 
     fn readiness(&self) -> Readiness {
-        self.readiness.borrow().clone()
+        match self.readiness.has_changed() {
+            Ok(_) => self.readiness.borrow().clone(),
+            // The loop has ended, by a panic too, and its last word counts no more.
+            Err(_) => Readiness::Draining,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_that_is_gone_is_not_ready() {
+        let (inbox, _events) = mpsc::channel(1);
+        let (membership, _reports) = mpsc::channel(1);
+        let (told, readiness) = watch::channel(Readiness::NotReady("a test has no nodes".to_owned()));
+        let handle = ControlHandle::new((inbox, membership), Arc::default(), readiness);
+        assert!(matches!(handle.readiness(), Readiness::NotReady(_)));
+        drop(told);
+        assert_eq!(handle.readiness(), Readiness::Draining);
     }
 }

@@ -59,7 +59,16 @@ pub struct Coordinator {
     /// etcd is asked when clients can be answered, with this process's certificate where it has no other.
     membership: MembershipKind,
     stop: Shutdown,
+    control: JoinHandle<LoopEnd>,
     tasks: Vec<JoinHandle<()>>,
+}
+
+/// How the control loop has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopEnd {
+    /// It was told to.
+    Stopped,
+    Panicked,
 }
 
 impl Coordinator {
@@ -107,8 +116,8 @@ impl Coordinator {
         };
         let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.membership(), clocks.clone()))
             .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
+        let control = tokio::spawn(run_loop(control.run(drain.clone(), stop.clone()), drain));
         let mut tasks = vec![
-            tokio::spawn(control.run(drain, stop.clone())),
             tokio::spawn(follow_readiness(handle.clone(), health.clone())),
             tokio::spawn(serve_control(
                 listener,
@@ -129,18 +138,36 @@ impl Coordinator {
             identity,
             membership,
             stop,
+            control,
             tasks,
         })
     }
 
-    /// Ends the loop, every leg and every membership stream.
-    pub async fn stop(self) {
+    /// Ends the loop, every leg and every membership stream, and says how the loop has ended.
+    pub async fn stop(self) -> LoopEnd {
         self.stop.request();
+        let loop_end = tokio::time::timeout(TASK_END_MAX, self.control).await;
         for task in self.tasks {
             // The readiness task ends when the loop's sender is dropped. Each of these tasks ends within the streams' own
             // limit.
-            let _ = tokio::time::timeout(Duration::from_secs(3), task).await;
+            let _ = tokio::time::timeout(TASK_END_MAX, task).await;
         }
+        match loop_end {
+            Ok(Ok(loop_end)) => loop_end,
+            Ok(Err(_)) | Err(_) => LoopEnd::Stopped,
+        }
+    }
+}
+
+/// Runs the loop until it ends. After a panic the process can serve nobody, so it drains: a supervisor must start it again.
+async fn run_loop(control: impl Future<Output = ()> + Send + 'static, drain: Shutdown) -> LoopEnd {
+    match tokio::spawn(control).await {
+        Err(error) if error.is_panic() => {
+            tracing::error!(%error, "the control loop has panicked: its requests have failed, and the process ends");
+            drain.request();
+            LoopEnd::Panicked
+        }
+        Ok(()) | Err(_) => LoopEnd::Stopped,
     }
 }
 
@@ -193,10 +220,14 @@ async fn follow_readiness(handle: ControlHandle, health: Health) {
         };
         health.set(next);
         if readiness.changed().await.is_err() {
-            return;
+            // The loop has ended, by a panic too, and its last word counts no more.
+            return health.set(ReadyState::Draining);
         }
     }
 }
+
+/// How long each task of a coordinator that stops is waited for.
+const TASK_END_MAX: Duration = Duration::from_secs(3);
 
 /// Time of a drain after the requests: late probes are answered, connections closed, nodes told, the entry in etcd removed.
 /// It takes 30 ms when everybody listens.
@@ -289,26 +320,31 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     drained.request();
     // The answers are sent. Their records end with the nodes' last reports.
     closing.settled().await;
-    coordinator.stop().await;
+    let loop_end = coordinator.stop().await;
     // A report that did not come in time is no longer awaited.
     closing.settled().await;
-    leave(registry, &config.name).await
+    leave(registry, &config.name, loop_end).await
 }
 
 /// Takes the entry out of etcd.
 ///
 /// # Errors
-/// Another coordinator has this one's name.
-async fn leave(registry: Option<Registry>, name: &str) -> anyhow::Result<()> {
+/// Another coordinator has this one's name, or the loop has panicked.
+async fn leave(registry: Option<Registry>, name: &str, loop_end: LoopEnd) -> anyhow::Result<()> {
     let fenced_by = match registry {
         Some(registry) => registry.leave().await,
         None => None,
     };
-    match fenced_by {
-        Some(by_epoch) => bail!(
+    match (fenced_by, loop_end) {
+        (Some(by_epoch), _) => bail!(
             "another coordinator that was started later is called {name} (epoch {by_epoch}); this one has left. Names are unique: give one of them another"
         ),
-        None => Ok(()),
+        (None, LoopEnd::Panicked) => {
+            bail!(
+                "the control loop panicked; its last words are above: this is a bug in baton. Start the coordinator again"
+            )
+        }
+        (None, LoopEnd::Stopped) => Ok(()),
     }
 }
 
@@ -405,5 +441,22 @@ fn limits(config: &Config) -> ApiLimits {
         body_bytes_max: usize::try_from(config.body_bytes_max.bytes()).unwrap_or(usize::MAX),
         request_bytes_in_flight_max: usize::try_from(config.request_bytes_in_flight_max.bytes()).unwrap_or(usize::MAX),
         request_time_limit: Duration::from_millis(config.request_time_limit_ms),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_loop_that_panics_drains_the_process_and_one_that_ends_does_not() {
+        async fn broken() {
+            panic!("a bug of the brain");
+        }
+        let drain = Shutdown::new();
+        assert_eq!(run_loop(async {}, drain.clone()).await, LoopEnd::Stopped);
+        assert!(!drain.is_requested());
+        assert_eq!(run_loop(broken(), drain.clone()).await, LoopEnd::Panicked);
+        assert!(drain.is_requested());
     }
 }
