@@ -48,8 +48,10 @@ impl EngineThread {
         let allowed = AllowedThread::start(places, device_memory.is_some())?;
         let thread = std::thread::Builder::new().name("engine".to_owned());
         let thread = thread.spawn(move || {
+            let mut engine = engine;
+            // Dropped before the engine, also after a panic: an engine that goes waits for its device and gives gigabytes back.
             let gone = Gone(inbox);
-            run((engine, allowed), &submitted, (&gone.0, work));
+            run((&mut *engine, &allowed), &submitted, (&gone.0, work));
         })?;
         Ok(Self {
             kv,
@@ -96,7 +98,7 @@ impl Drop for Gone {
 }
 
 fn run(
-    (mut engine, allowed): (Box<dyn Engine>, AllowedThread),
+    (engine, allowed): (&mut dyn Engine, &AllowedThread),
     submitted: &Receiver<Step>,
     (inbox, work): (&Inbox, NodeWork),
 ) {

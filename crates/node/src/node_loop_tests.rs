@@ -131,6 +131,37 @@ impl Engine for Gated {
     }
 }
 
+/// An engine that gives up its first step, and takes as long to go as a test wants.
+struct GivesUp {
+    engine: OnHost<StandInEngine>,
+    gate: mpsc::Receiver<()>,
+}
+
+impl Engine for GivesUp {
+    fn model(&self) -> &ModelFacts {
+        self.engine.model()
+    }
+    fn limits(&self) -> EngineLimits {
+        self.engine.limits()
+    }
+    fn kv(&self) -> &Arc<KvMemory> {
+        self.engine.kv()
+    }
+    fn submit(&mut self, step: Step) {
+        self.engine.submit(step);
+    }
+    fn complete(&mut self) -> Option<CompletedStep> {
+        None
+    }
+}
+
+impl Drop for GivesUp {
+    fn drop(&mut self) {
+        // A test that has ended lets everything go on.
+        let _ = self.gate.recv();
+    }
+}
+
 fn stand_in() -> OnHost<StandInEngine> {
     let engine = StandInEngine::new(StandInConfig {
         geometry: GEOMETRY,
@@ -149,6 +180,14 @@ fn stand_in() -> OnHost<StandInEngine> {
 impl Rig {
     fn start(transport: Scripted, hold: Duration) -> Self {
         Self::with_engine(Box::new(stand_in()), transport, hold)
+    }
+
+    fn of_engine(engine: Box<dyn Engine>) -> Self {
+        let transport = Scripted {
+            per_block: Duration::ZERO,
+            panics_in_abort: false,
+        };
+        Self::with_engine(engine, transport, PATIENCE)
     }
 
     fn with_engine(engine: Box<dyn Engine>, transport: Scripted, hold: Duration) -> Self {
@@ -330,11 +369,7 @@ fn gated() -> (Rig, mpsc::SyncSender<()>) {
         engine: stand_in(),
         gate,
     };
-    let transport = Scripted {
-        per_block: Duration::ZERO,
-        panics_in_abort: false,
-    };
-    (Rig::with_engine(Box::new(engine), transport, PATIENCE), go)
+    (Rig::of_engine(Box::new(engine)), go)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -407,6 +442,23 @@ async fn a_loop_that_has_panicked_leaves_before_the_step_has_ended() {
             result: Ok(output),
         },
     });
+    leaves(&mut rig, stream).await;
+    drop(go);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loop_whose_engine_has_given_up_leaves_before_the_engine_is_gone() {
+    let (go, gate) = mpsc::sync_channel(1);
+    let engine = GivesUp {
+        engine: stand_in(),
+        gate,
+    };
+    let mut rig = Rig::of_engine(Box::new(engine));
+    let mut stream = rig.hand_over(4);
+    assert!(matches!(
+        next(&mut stream).await,
+        Some(NodeEvent::Prefill(PrefillEvent::Accepted { .. }))
+    ));
     leaves(&mut rig, stream).await;
     drop(go);
 }
