@@ -14,7 +14,7 @@ use serving_core::kv::prefix_log::PrefixLog;
 use serving_core::node::{NodeRecord, NodeStatus};
 use serving_core::scheduler::permit_shares::ShareId;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use super::link::Link;
@@ -74,6 +74,8 @@ enum Woken {
     Coordinators,
     Health,
     Review,
+    /// A link's task has ended.
+    LinkEnded(Result<(), JoinError>),
 }
 
 pub(super) struct Links {
@@ -131,17 +133,26 @@ impl Links {
                     }
                 }
                 Woken::Coordinators | Woken::Health | Woken::Review => self.follow_registry().await,
+                Woken::LinkEnded(Err(error)) if error.is_panic() => {
+                    // Nobody would dial that coordinator again. The node ends, as after any panic of its membership.
+                    tracing::error!(%error, "the stream to a coordinator has panicked; the membership ends");
+                    std::panic::resume_unwind(error.into_panic());
+                }
+                Woken::LinkEnded(_) => {}
             }
         }
     }
 
     async fn woken(&mut self, leave: &Shutdown) -> Woken {
         let Some(registry) = &mut self.registry else {
-            leave.requested().await;
-            return Woken::Leave;
+            return tokio::select! {
+                () = leave.requested() => Woken::Leave,
+                Some(ended) = self.tasks.join_next() => Woken::LinkEnded(ended),
+            };
         };
         tokio::select! {
             () = leave.requested() => Woken::Leave,
+            Some(ended) = self.tasks.join_next() => Woken::LinkEnded(ended),
             Ok(()) = self.status.changed() => Woken::Status,
             Ok(()) = registry.coordinators.changed() => Woken::Coordinators,
             Ok(()) = registry.health.changed() => Woken::Health,
@@ -187,7 +198,6 @@ impl Links {
                 self.dial(address);
             }
         }
-        while self.tasks.try_join_next().is_some() {}
         if self.running.is_empty() {
             let why = view.trouble.map_or(String::new(), |trouble| format!(" ({trouble})"));
             let reason = LostReason::NoneRegistered(format!(" in {etcd}{why}"));
@@ -257,9 +267,8 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_coordinator_that_has_gone_is_let_go_of_though_every_step_changes_the_status() {
-        let (status_in, status_out) = watch::channel(status(1, 0));
+    /// Of a node that is told of no coordinator.
+    fn links(status: watch::Receiver<NodeStatus>, events: mpsc::Sender<MembershipEvent>) -> Links {
         let config = JoinConfig {
             coordinators: CoordinatorsAt::Fixed(Vec::new()),
             record: record(),
@@ -267,8 +276,29 @@ mod tests {
             gauges: MembershipGauges::default(),
             identity: Identity::none(),
         };
+        Links::new(config, status, (events, watch::channel(Vec::new()).0)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_panics_ends_the_membership() {
+        async fn broken() {
+            panic!("a bug of a stream");
+        }
+        let (_status_in, status_out) = watch::channel(status(1, 0));
+        let (events, mut heard) = mpsc::channel(64);
+        let mut links = links(status_out, events);
+        links.tasks.spawn(broken());
+        let kept = tokio::spawn(links.keep(Shutdown::new()));
+        let heard = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await;
+        assert_eq!(heard.expect("nobody is left to tell of an event"), None);
+        assert!(kept.await.unwrap_err().is_panic());
+    }
+
+    #[tokio::test]
+    async fn a_coordinator_that_has_gone_is_let_go_of_though_every_step_changes_the_status() {
+        let (status_in, status_out) = watch::channel(status(1, 0));
         let (events, _events_out) = mpsc::channel(64);
-        let mut links = Links::new(config, status_out, (events, watch::channel(Vec::new()).0)).unwrap();
+        let mut links = links(status_out, events);
         links.registry = Some(empty_registry());
         let (welcome_in, is_welcome) = watch::channel(true);
         let link = Shutdown::new();
