@@ -16,6 +16,7 @@ mod merging;
 mod normalizer;
 mod sentencepiece;
 mod special;
+mod splits;
 mod words;
 
 use std::fmt;

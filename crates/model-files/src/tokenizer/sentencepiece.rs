@@ -14,6 +14,7 @@ use super::added::{AddedToken, AddedTokens};
 use super::cuts::{Cuts, SPACE_MARK};
 use super::error::TokenizerError;
 use super::special::TokenKind;
+use super::splits::splits;
 
 /// One token of a vocabulary with scores.
 #[derive(Clone, Copy, Debug)]
@@ -94,16 +95,12 @@ impl SentencePiece {
     /// Where texts may be cut; `None` when an unused token can come from two pairs. The library then splits all its
     /// occurrences as the last one of the whole text.
     pub(super) fn cuts(&self) -> Option<Cuts> {
-        let has_two_origins = |text: &str| {
-            let splits = text.char_indices().skip(1);
-            let known = |part: &str| part.chars().nth(1).is_none() || self.ids.contains_key(part);
-            splits
-                .filter(|&(at, _)| known(&text[..at]) && known(&text[at..]))
-                .nth(1)
-                .is_some()
-        };
         let unused = self.ids.iter().filter(|(_, id)| self.unused.contains(id));
-        if unused.into_iter().any(|(text, _)| has_two_origins(text)) {
+        let unused: Vec<&str> = unused.map(|(text, _)| &**text).collect();
+        // A character may stand in a text whether it is a token or not.
+        let ends = unused.iter().flat_map(|text| [first_of(text), last_of(text)]);
+        let parts: Vec<&str> = self.ids.keys().map(|text| &**text).chain(ends).collect();
+        if splits(&unused, &parts).iter().any(|places| places.len() > 1) {
             return None;
         }
         Some(Cuts::new(self.ids.keys().map(|text| &**text), self.bytes.is_none()))
@@ -119,13 +116,15 @@ impl SentencePiece {
     /// The pairs that merge, best first, as Hugging Face's converter makes them from scores.
     pub(super) fn merges(&self) -> Vec<(&str, &str)> {
         let mut merges = Vec::new();
-        for (text, id) in self.mergeable() {
-            let splits = text.char_indices().skip(1).map(|(at, _)| text.split_at(at));
+        let tokens = self.mergeable();
+        let texts: Vec<&str> = tokens.iter().map(|(text, _)| *text).collect();
+        for ((text, id), places) in tokens.iter().zip(splits(&texts, &texts)) {
+            let pairs = places.into_iter().map(|at| text.split_at(at));
             let known = |(left, right): (&'_ str, &'_ str)| Some((*self.ids.get(left)?, *self.ids.get(right)?));
-            let mut found: Vec<_> = splits.filter_map(|pair| Some((known(pair)?, pair))).collect();
+            let mut found: Vec<_> = pairs.filter_map(|pair| Some((known(pair)?, pair))).collect();
             found.sort_unstable();
             let characters = |(left, right): (&str, &str)| (left.chars().count(), right.chars().count());
-            let with_rank = |(_, pair)| (self.scores[id as usize], characters(pair), pair);
+            let with_rank = |(_, pair)| (self.scores[*id as usize], characters(pair), pair);
             merges.extend(found.into_iter().map(with_rank));
         }
         // Of equal scores the longer halves come first, so that a run of spaces grows to the longest token from its left.
@@ -167,6 +166,15 @@ impl SentencePiece {
         escaped.extend(text.chars().map(|c| if c == ' ' { SPACE_MARK } else { c }));
         escaped
     }
+}
+
+/// The first character of a text; nothing of an empty one.
+fn first_of(text: &str) -> &str {
+    &text[..text.chars().next().map_or(0, char::len_utf8)]
+}
+
+fn last_of(text: &str) -> &str {
+    &text[text.len() - text.chars().next_back().map_or(0, char::len_utf8)..]
 }
 
 /// User-defined tokens have no score of their own; llama.cpp's converter writes -1000. Both zeros are one score.
@@ -342,3 +350,39 @@ impl PartialEq for Pair {
 }
 
 impl Eq for Pair {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether texts of a vocabulary of "a" and these tokens may be cut.
+    fn is_cut(tokens: &[(&str, TokenKind)]) -> bool {
+        let piece = |&(text, kind)| Piece { text, score: 0.0, kind };
+        let first = [("<unk>", TokenKind::Unknown), ("a", TokenKind::Normal)];
+        let pieces: Vec<_> = first.iter().chain(tokens).map(piece).collect();
+        let model = SentencePiece::new(&pieces, Some(TokenId(0)), false).expect("is built");
+        model.cuts().is_some()
+    }
+
+    #[test]
+    fn texts_are_not_cut_when_an_unused_token_has_two_origins() {
+        use TokenKind::{Normal, Unused};
+        assert!(is_cut(&[("bc", Unused)]), "two characters, which need not be tokens");
+        assert!(is_cut(&[("bcd", Unused), ("bc", Normal)]));
+        assert!(!is_cut(&[("bcd", Unused), ("bc", Normal), ("cd", Normal)]));
+        assert!(is_cut(&[("bcd", Normal), ("bc", Normal), ("cd", Normal)]), "it is used");
+        assert!(is_cut(&[("é", Unused), ("", Normal)]));
+    }
+
+    /// Hashing both parts at each of a million places would read a million million bytes.
+    #[test]
+    fn the_origins_of_a_token_of_a_megabyte_are_found() {
+        let long = "a".repeat(1 << 20);
+        let shorter = &long[1..];
+        assert!(is_cut(&[(long.as_str(), TokenKind::Unused)]));
+        assert!(!is_cut(&[
+            (long.as_str(), TokenKind::Unused),
+            (shorter, TokenKind::Normal)
+        ]));
+    }
+}
