@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use flate2::read::GzDecoder;
-use model_files::tokenizer::Tokenizer;
+use model_files::tokenizer::{RoleMarks, Tokenizer};
 use serving_core::ids::TokenId;
 
 use crate::choices::Choices;
@@ -17,7 +17,7 @@ const MARKS: std::ops::RangeInclusive<char> = '\u{10ff00}'..='\u{10fffd}';
 
 thread_local! {
     static FOLDER: Folder = Folder::new();
-    static TOKENIZERS: Vec<(&'static str, Tokenizer)> = tokenizers();
+    static TOKENIZERS: Vec<(&'static str, Tokenizer, RoleMarks)> = tokenizers();
 }
 
 /// The files of a folder, with a zero byte between them.
@@ -42,7 +42,7 @@ pub(crate) fn files(data: &[u8]) {
 }
 
 /// Of each kind one, from the files with which the tokenizers are compared with other libraries.
-fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
+fn tokenizers() -> Vec<(&'static str, Tokenizer, RoleMarks)> {
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/data/tokenizers");
     let open = |name: &'static str| {
         let packed = std::fs::File::open(files.join(format!("{name}.json.gz"))).expect("a file of the repository");
@@ -50,8 +50,11 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
         GzDecoder::new(packed).read_to_end(&mut content).expect("it is whole");
         let folder = Folder::new();
         folder.write(NAMES[0], &content);
-        let tokenizer = Tokenizer::from_folder(folder.path());
-        (name, tokenizer.unwrap_or_else(|error| panic!("{name}: {error}")))
+        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let marks = tokenizer
+            .role_marks(&|_| true)
+            .expect("of tokens that were found before");
+        (name, tokenizer, marks)
     };
     [
         "gpt-2",
@@ -73,7 +76,7 @@ pub(crate) fn text(data: &[u8]) {
         return;
     };
     TOKENIZERS.with(|tokenizers| {
-        let (name, tokenizer) = &tokenizers[which % tokenizers.len()];
+        let (name, tokenizer, marks) = &tokenizers[which % tokenizers.len()];
         let tokens = tokenizer.encode(text, false).expect("a short text");
         let again = tokenizer.decode(&tokens, false);
         // qwen2 composes characters, and SentencePiece's space in front is part of the text's tokens.
@@ -84,16 +87,16 @@ pub(crate) fn text(data: &[u8]) {
             Ok(few) => assert_eq!(few, tokens),
             Err(_) => assert!(tokens.len() > tokens_max, "{} tokens", tokens.len()),
         }
-        check_hidden(tokenizer, text);
+        check_hidden((tokenizer, marks), text);
     });
 }
 
 /// Hidden control tokens are in the text, and no longer among its tokens.
-fn check_hidden(tokenizer: &Tokenizer, text: &str) {
+fn check_hidden((tokenizer, marks): (&Tokenizer, &RoleMarks), text: &str) {
     let Some(mark) = MARKS.into_iter().find(|mark| !text.contains(*mark)) else {
         return;
     };
-    let hidden = tokenizer.hide_control(text, mark, &|_| true);
+    let hidden = tokenizer.hide_control(text, mark, Some(marks));
     let shown = hidden.as_deref().unwrap_or(text);
     assert_eq!(shown.replace(mark, ""), text, "hiding changes nothing but the marks");
     if let Ok(tokens) = tokenizer.encode_hidden(shown, mark, (false, usize::MAX)) {

@@ -1,13 +1,12 @@
 //! The served model's tokenizer and chat template, out of its files.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::SystemTime;
 
 use model_files::chat_template::{ChatTemplate, ChatTemplateError, Conversation};
 use model_files::gguf::hex;
 use model_files::model::{Model, ModelError};
-use model_files::tokenizer::{Tokenizer, TokenizerError};
+use model_files::tokenizer::{RoleMarks, Tokenizer, TokenizerError};
 use serde_json::{Map, Value};
 use serving_core::ids::TokenId;
 use thiserror::Error;
@@ -34,7 +33,7 @@ struct ServedText {
     /// Base models have no template. They serve completions.
     template: Option<ChatTemplate>,
     /// Tokens of users that stand in the template: some families have such ones as the marks of roles.
-    role_marks: BTreeSet<String>,
+    role_marks: RoleMarks,
 }
 
 impl TextModel {
@@ -54,9 +53,8 @@ impl TextModel {
         };
         let tokenizer = file.tokenizer()?;
         let source = template.as_ref().map_or("", ChatTemplate::source_with_tools);
-        let in_template = tokenizer.texts_of_users().filter(|text| source.contains(*text));
         let codec = ServedText {
-            role_marks: in_template.map(str::to_owned).collect(),
+            role_marks: tokenizer.role_marks(&|text| source.contains(text))?,
             tokenizer,
             template,
         };
@@ -87,8 +85,8 @@ impl TextCodec for ServedText {
     }
     fn hide_control(&self, text: &str, mark: char, whose: TextOf) -> Option<String> {
         // An earlier answer of the model may have its marks of thoughts and calls, which templates look for.
-        let is_role_mark = |token: &str| whose == TextOf::Others && self.role_marks.contains(token);
-        self.tokenizer.hide_control(text, mark, &is_role_mark)
+        let role_marks = (whose == TextOf::Others).then_some(&self.role_marks);
+        self.tokenizer.hide_control(text, mark, role_marks)
     }
     fn encode_hidden(&self, text: &str, mark: char, limits: (bool, usize)) -> Result<Vec<TokenId>, TextError> {
         self.tokenizer.encode_hidden(text, mark, limits).map_err(not_encoded)

@@ -27,6 +27,7 @@ use serving_core::ids::TokenId;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use byte_level::char_of_byte;
 use control::ControlTexts;
+pub use control::RoleMarks;
 use encoder::Encoder;
 pub use error::TokenizerError;
 pub use incremental::IncrementalDecoder;
@@ -95,18 +96,21 @@ impl Tokenizer {
         self.encoder.encode(text, self.begin(add_special), (tokens_max, None))
     }
 
-    /// The text with `mark` inside each control token that is written in it, for [`Tokenizer::encode_hidden`]. `None`: there is
-    /// nothing to hide. `mark` must be in no text. Tokens that somebody added to the vocabulary as plain text are hidden where
-    /// `is_role_mark` says so.
+    /// The text with `mark` inside each control token that is written in it, for [`Tokenizer::encode_hidden`], and inside each of
+    /// `role_marks`. `None`: there is nothing to hide. `mark` must be in no text.
     ///
     /// A vocabulary whose control tokens are found after normalising finds those that only normalising makes.
-    pub fn hide_control(&self, text: &str, mark: char, is_role_mark: &dyn Fn(&str) -> bool) -> Option<String> {
-        self.control.hide(text, mark, is_role_mark)
+    pub fn hide_control(&self, text: &str, mark: char, role_marks: Option<&RoleMarks>) -> Option<String> {
+        self.control.hide(text, mark, role_marks)
     }
 
-    /// Texts of the tokens that somebody added to the vocabulary as plain text, but for white space and single characters.
-    pub fn texts_of_users(&self) -> impl Iterator<Item = &str> {
-        self.control.of_users()
+    /// Those tokens that somebody added to the vocabulary as plain text for which `is_role_mark` says so. White space and single
+    /// characters are none.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Build`], which the tokens of a tokenizer that was built are not known to cause.
+    pub fn role_marks(&self, is_role_mark: &dyn Fn(&str) -> bool) -> Result<RoleMarks, TokenizerError> {
+        RoleMarks::new(&self.tokens, is_role_mark)
     }
 
     /// As [`Tokenizer::encode_at_most`] of the text without `mark`, but no token spans a mark: a control token with one inside is
