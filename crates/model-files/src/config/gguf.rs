@@ -58,12 +58,8 @@ impl Keys<'_> {
             window_rope,
             window: self.window()?,
             attention_scale: self.attention_scale(layer_count, (hidden, heads, head_dim))?,
-            attention_softcap: self
-                .optional_real("attn_logit_softcapping", SOFTCAPS)?
-                .or(architecture.unwritten.attention_softcap),
-            logit_softcap: self
-                .optional_real("final_logit_softcapping", SOFTCAPS)?
-                .or(architecture.unwritten.logit_softcap),
+            attention_softcap: self.softcap("attn_logit_softcapping", architecture.unwritten.attention_softcap)?,
+            logit_softcap: self.softcap("final_logit_softcapping", architecture.unwritten.logit_softcap)?,
             rms_epsilon: real(&epsilon_key, file.f32(&epsilon_key)?, (1e-12, 0.1))?,
             context_length: context_length as usize,
             tied_embeddings: !file.tensor_names().any(|name| name == architecture.output),
@@ -104,6 +100,14 @@ impl Keys<'_> {
         let by_hidden = self.architecture.unwritten.layers_scaled_by_hidden == Some(layers);
         let size = if by_hidden { (hidden / heads) as usize } else { head_dim };
         Ok(1.0 / (size as f32).sqrt())
+    }
+
+    /// Where the key is absent, the cap is the family's. Zero is no cap, as in the flash attention of llama.cpp.
+    fn softcap(&self, key: &str, unwritten: Option<f32>) -> Result<Option<f32>, ConfigError> {
+        match self.file.metadata(&self.full(key)) {
+            None => Ok(unwritten),
+            Some(_) => self.optional_real(key, SOFTCAPS),
+        }
     }
 
     fn window(&self) -> Result<Option<Window>, ConfigError> {

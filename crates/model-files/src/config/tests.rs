@@ -269,6 +269,20 @@ fn windows_and_caps_are_read_or_those_of_the_family() {
         (Some(50.0), Some(30.0))
     );
     assert_eq!(gemma2.window_rope, None);
+    let uncapped = of("gemma2")
+        .build()
+        .metadata("gemma2.attn_logit_softcapping", MetadataValue::F32(0.0))
+        .metadata("gemma2.final_logit_softcapping", MetadataValue::F32(0.0));
+    let uncapped = load(&uncapped).unwrap();
+    assert_eq!((uncapped.attention_softcap, uncapped.logit_softcap), (None, None));
+    for cap in [0.001, -30.0, f32::NAN] {
+        let key = "gemma2.final_logit_softcapping";
+        let error = load(&of("gemma2").build().metadata(key, MetadataValue::F32(cap))).unwrap_err();
+        assert!(
+            matches!(&error, ConfigError::OutOfRange { key: found, .. } if found == key),
+            "{error}"
+        );
+    }
 
     let gemma3 = of("gemma3")
         .build()

@@ -349,6 +349,17 @@ fn numbers_outside_their_range_are_named() {
         llama.refused(),
         ModelError::Folder(FolderError::AboveLimit { .. })
     ));
+    // transformers divides by a cap, so with zero it has no numbers. `null` is no cap.
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        llama.write("config.json", &original);
+        let error = set(&llama, json!({ key: 0 })).unwrap_err();
+        assert!(
+            matches!(&error, ConfigError::OutOfRange { key: found, .. } if found == key),
+            "{key}: {error}"
+        );
+        llama.write("config.json", &original);
+        set(&llama, json!({ key: null })).unwrap();
+    }
 }
 
 /// Configurations of all families in the forms of an old and of a new transformers, against what transformers understands by
