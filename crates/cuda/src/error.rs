@@ -1,9 +1,12 @@
 //! Errors of the driver and of its use: what happened, whose fault it is, and what to do.
 
+use std::ffi::c_int;
 use std::fmt;
 
 use cudarc::driver::sys::CUresult;
 use thiserror::Error;
+
+use crate::calls;
 
 /// Who can do something about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,14 +139,14 @@ impl fmt::Display for CudaError {
 impl std::error::Error for CudaError {}
 
 /// The answer of a call of the driver. `context` is made only for an error.
-pub(crate) fn check(call: &'static str, result: CUresult, context: impl FnOnce() -> String) -> Result<(), CudaError> {
-    match result {
-        CUresult::CUDA_SUCCESS => Ok(()),
-        failed => Err(CudaError {
+pub(crate) fn check(call: &'static str, status: c_int, context: impl FnOnce() -> String) -> Result<(), CudaError> {
+    match status {
+        calls::SUCCESS => Ok(()),
+        code => Err(CudaError {
             call,
             cause: Cause::Driver {
-                code: failed as i32,
-                name: format!("{failed:?}"),
+                code,
+                name: calls::name_of(code),
             },
             context: context(),
         }),
@@ -155,7 +158,15 @@ mod tests {
     use super::*;
 
     fn error(result: CUresult) -> CudaError {
-        check("cuTest", result, || "4 bytes".to_owned()).expect_err("it is not a success")
+        let cause = Cause::Driver {
+            code: result as i32,
+            name: format!("{result:?}"),
+        };
+        CudaError {
+            call: "cuTest",
+            cause,
+            context: "4 bytes".to_owned(),
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! Read first: `loader/mod.rs`, then `device/stream.rs`.
 //! Tests: beside the code, without a driver; `tests/` on the false driver. `scripts/cuda-abi-check` compares sizes and values with NVIDIA's headers.
 
+mod calls;
 pub mod cublaslt;
 pub mod device;
 mod error;

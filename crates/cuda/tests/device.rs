@@ -83,6 +83,7 @@ fn a_task() {
         "streams" => two_streams(&libraries, &device),
         "graph" => a_graph(&libraries, &device),
         "errors" => errors(&libraries, &device),
+        "newer" => a_code_of_a_newer_driver(&device),
         "ipc" => memory_for_another_process(&device),
         "ipc-child" => memory_of_another_process(&device),
         other => panic!("{other} is no task"),
@@ -203,6 +204,14 @@ fn errors(libraries: &Libraries, device: &Device) {
     assert_eq!(read(device, &stream, memory.ptr()), vec![0x0707_0707; COUNT]);
 }
 
+/// No header has the code yet that the driver answers the first time.
+fn a_code_of_a_newer_driver(device: &Device) {
+    let error = device.allocate(BYTES).unwrap_err();
+    assert_eq!((error.code(), error.fault()), (Some(54_321), Fault::Baton), "{error}");
+    assert!(!error.is_sticky() && error.to_string().contains("54321"), "{error}");
+    device.allocate(BYTES).unwrap();
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -253,6 +262,12 @@ fn a_graph_runs_as_often_as_it_is_launched() {
 #[test]
 fn errors_name_the_call_and_whose_fault_it_is() {
     run("errors");
+}
+
+#[test]
+fn a_code_that_the_bindings_do_not_know_is_an_error_like_others() {
+    let output = process("newer", &[("FALSE_CUDA_FAIL", "cuMemAlloc_v2:1:54321")]);
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]

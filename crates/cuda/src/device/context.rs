@@ -10,6 +10,7 @@ use cudarc::driver::sys;
 use super::capturing;
 use super::facts::DeviceFacts;
 use super::handle::{Raw, RawEvent};
+use crate::calls;
 use crate::error::{Cause, CudaError, check};
 use crate::loader::{DriverTable, Libraries};
 
@@ -72,7 +73,7 @@ impl Context {
         let (device, facts) = DeviceFacts::read(ordinal)?;
         let mut context: sys::CUcontext = std::ptr::null_mut();
         // SAFETY: the driver has this device and writes one handle.
-        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) };
+        let retained = unsafe { calls::cuDevicePrimaryCtxRetain(&raw mut context, device) };
         check("cuDevicePrimaryCtxRetain", retained, || facts.to_string())?;
         Ok(Self {
             device,
@@ -103,7 +104,7 @@ impl Context {
             });
         }
         // SAFETY: the context is retained as long as this value lives.
-        let entered = unsafe { sys::cuCtxSetCurrent(self.context.0) };
+        let entered = unsafe { calls::cuCtxSetCurrent(self.context.0) };
         check("cuCtxSetCurrent", entered, || self.facts.name.clone())
     }
 
@@ -170,15 +171,15 @@ fn free(garbage: Garbage) -> Freed {
     }
     let (call, result) = match garbage {
         // SAFETY: the owner is gone, so nobody frees it again.
-        Garbage::Memory { at } => ("cuMemFree", unsafe { sys::cuMemFree_v2(at) }),
+        Garbage::Memory { at } => ("cuMemFree", unsafe { calls::cuMemFree_v2(at) }),
         // SAFETY: as above.
-        Garbage::Imported { at } => ("cuIpcCloseMemHandle", unsafe { sys::cuIpcCloseMemHandle(at) }),
+        Garbage::Imported { at } => ("cuIpcCloseMemHandle", unsafe { calls::cuIpcCloseMemHandle(at) }),
         // SAFETY: as above, and no function of it is left.
-        Garbage::Module { raw } => ("cuModuleUnload", unsafe { sys::cuModuleUnload(raw.0) }),
+        Garbage::Module { raw } => ("cuModuleUnload", unsafe { calls::cuModuleUnload(raw.0) }),
         Garbage::Pinned { at, uses } => {
             uses.iter().for_each(RawEvent::destroy);
             // SAFETY: as above, and no copy uses it any more.
-            ("cuMemFreeHost", unsafe { sys::cuMemFreeHost(at.0) })
+            ("cuMemFreeHost", unsafe { calls::cuMemFreeHost(at.0) })
         }
     };
     if let Err(error) = check(call, result, || "after its owner was dropped".to_owned()) {
@@ -204,7 +205,7 @@ impl Drop for Context {
             );
         }
         // SAFETY: it was retained once by this value. No object of the context is left: each holds this value.
-        let released = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+        let released = unsafe { calls::cuDevicePrimaryCtxRelease_v2(self.device) };
         if let Err(error) = check("cuDevicePrimaryCtxRelease", released, || self.facts.name.clone()) {
             tracing::debug!(%error, "a context was not released");
         }

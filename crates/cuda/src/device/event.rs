@@ -9,7 +9,8 @@ use super::Device;
 use super::context::Context;
 use super::handle::{EventUse, Raw, RawEvent};
 use super::ipc::{IpcEventHandle, from_c, to_c};
-use crate::error::{Cause, CudaError, check};
+use crate::calls;
+use crate::error::{CudaError, check};
 
 /// An event that was never recorded is done.
 pub struct Event {
@@ -43,7 +44,7 @@ impl Event {
         };
         let mut event: sys::CUevent = std::ptr::null_mut();
         // SAFETY: the driver checks the handle, and writes one handle.
-        let opened = unsafe { sys::cuIpcOpenEventHandle(&raw mut event, handle) };
+        let opened = unsafe { calls::cuIpcOpenEventHandle(&raw mut event, handle) };
         check("cuIpcOpenEventHandle", opened, || {
             format!("on {}", context.facts().name)
         })?;
@@ -59,7 +60,7 @@ impl Event {
         self.context.enter()?;
         let mut handle = sys::CUipcEventHandle { reserved: [0; 64] };
         // SAFETY: the event is alive, and the driver writes one handle.
-        let made = unsafe { sys::cuIpcGetEventHandle(&raw mut handle, self.raw.0.0) };
+        let made = unsafe { calls::cuIpcGetEventHandle(&raw mut handle, self.raw.0.0) };
         check("cuIpcGetEventHandle", made, String::new)?;
         Ok(IpcEventHandle(from_c(handle.reserved)))
     }
@@ -82,7 +83,7 @@ impl Event {
         // SAFETY: the event is alive.
         check(
             "cuEventSynchronize",
-            unsafe { sys::cuEventSynchronize(self.raw.0.0) },
+            unsafe { calls::cuEventSynchronize(self.raw.0.0) },
             String::new,
         )
     }
@@ -97,14 +98,7 @@ impl Event {
         let driver = self.context.driver();
         // SAFETY: both events are alive, and the driver writes one number.
         let code = unsafe { (driver.elapsed_ms)(&raw mut elapsed_ms, earlier.raw.0.0, self.raw.0.0) };
-        if code != 0 {
-            let name = driver.name_of(code);
-            return Err(CudaError {
-                call: "cuEventElapsedTime",
-                cause: Cause::Driver { code, name },
-                context: String::new(),
-            });
-        }
+        check("cuEventElapsedTime", code, String::new)?;
         Ok(elapsed_ms)
     }
 

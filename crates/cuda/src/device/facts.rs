@@ -6,6 +6,7 @@ use std::fmt;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use serde::{Serialize, Serializer};
 
+use crate::calls;
 use crate::error::{CudaError, check};
 use crate::loader::{DriverDecision, Libraries, Version};
 
@@ -93,14 +94,14 @@ impl DeviceFacts {
         let number = number.map_err(|_| CudaError::misuse("cuDeviceGet", "there is no such device", what()))?;
         let mut device: sys::CUdevice = 0;
         // SAFETY: the driver writes one number.
-        let answered = unsafe { sys::cuDeviceGet(&raw mut device, number) };
+        let answered = unsafe { calls::cuDeviceGet(&raw mut device, number) };
         check("cuDeviceGet", answered, what)?;
         let read = |attribute| read_attribute(device, attribute);
         let name = read_name(device)?;
         let is_mig = is_mig(&name);
         let mut memory_bytes: usize = 0;
         // SAFETY: the driver writes one size.
-        let answered = unsafe { sys::cuDeviceTotalMem_v2(&raw mut memory_bytes, device) };
+        let answered = unsafe { calls::cuDeviceTotalMem_v2(&raw mut memory_bytes, device) };
         check("cuDeviceTotalMem", answered, what)?;
         let facts = Self {
             ordinal,
@@ -127,7 +128,7 @@ impl DeviceFacts {
 fn read_attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32, CudaError> {
     let mut value: c_int = 0;
     // SAFETY: the driver writes one int.
-    let answered = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
+    let answered = unsafe { calls::cuDeviceGetAttribute(&raw mut value, attribute, device) };
     check("cuDeviceGetAttribute", answered, || format!("{attribute:?}"))?;
     // No attribute that is read here can be negative.
     Ok(u32::try_from(value).unwrap_or(0))
@@ -136,7 +137,7 @@ fn read_attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32, Cu
 fn read_name(device: sys::CUdevice) -> Result<String, CudaError> {
     let mut name: [c_char; NAME_BYTES] = [0; NAME_BYTES];
     // SAFETY: the driver writes at most as many bytes as it is told.
-    let answered = unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), NAME_BYTES as c_int, device) };
+    let answered = unsafe { calls::cuDeviceGetName(name.as_mut_ptr(), NAME_BYTES as c_int, device) };
     check("cuDeviceGetName", answered, || format!("device {device}"))?;
     let bytes: Vec<u8> = name.into_iter().map(unsigned).take_while(|byte| *byte != 0).collect();
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -145,7 +146,7 @@ fn read_name(device: sys::CUdevice) -> Result<String, CudaError> {
 fn read_uuid(device: sys::CUdevice, is_mig: bool) -> Result<String, CudaError> {
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
     // SAFETY: the driver writes sixteen bytes.
-    let answered = unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) };
+    let answered = unsafe { calls::cuDeviceGetUuid_v2(&raw mut uuid, device) };
     check("cuDeviceGetUuid", answered, || format!("device {device}"))?;
     Ok(uuid_text(uuid.bytes.map(unsigned), is_mig))
 }
@@ -153,7 +154,7 @@ fn read_uuid(device: sys::CUdevice, is_mig: bool) -> Result<String, CudaError> {
 fn read_driver_version() -> Result<Option<Version>, CudaError> {
     let mut version: c_int = 0;
     // SAFETY: the driver writes one int.
-    let answered = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    let answered = unsafe { calls::cuDriverGetVersion(&raw mut version) };
     check("cuDriverGetVersion", answered, String::new)?;
     Ok(Version::of_cuda(version))
 }

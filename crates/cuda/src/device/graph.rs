@@ -14,6 +14,7 @@ use super::capturing::{Kept, set};
 use super::context::Context;
 use super::handle::Raw;
 use super::stream::Stream;
+use crate::calls;
 use crate::error::{CudaError, check};
 
 /// A capture that is under way. It is ended also when its work panics.
@@ -31,7 +32,7 @@ impl Drop for Recorded {
     fn drop(&mut self) {
         if !self.graph.0.is_null() {
             // SAFETY: this value owns the graph. What was made of it is independent.
-            let _ = unsafe { sys::cuGraphDestroy(self.graph.0) };
+            let _ = unsafe { calls::cuGraphDestroy(self.graph.0) };
         }
     }
 }
@@ -41,7 +42,7 @@ impl<'a> Capture<'a> {
         // Other threads may go on with calls that this one must not make.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
-        let begun = unsafe { sys::cuStreamBeginCapture_v2(stream.raw().0, mode) };
+        let begun = unsafe { calls::cuStreamBeginCapture_v2(stream.raw().0, mode) };
         check("cuStreamBeginCapture", begun, String::new)?;
         set(Some(Vec::new()));
         Ok(Self { stream: Some(stream) })
@@ -75,7 +76,7 @@ fn end(stream: &Stream) -> Result<Recorded, CudaError> {
         modules,
     };
     // SAFETY: the stream is alive, and the driver writes one handle, or null.
-    let ended = unsafe { sys::cuStreamEndCapture(stream.raw().0, &raw mut recorded.graph.0) };
+    let ended = unsafe { calls::cuStreamEndCapture(stream.raw().0, &raw mut recorded.graph.0) };
     check("cuStreamEndCapture", ended, String::new)?;
     Ok(recorded)
 }
@@ -114,7 +115,7 @@ impl Graph {
         let mut recorded = recorded?;
         let mut raw: sys::CUgraphExec = std::ptr::null_mut();
         // SAFETY: the graph is alive, and the driver writes one handle.
-        let made = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut raw, recorded.graph.0, 0) };
+        let made = unsafe { calls::cuGraphInstantiateWithFlags(&raw mut raw, recorded.graph.0, 0) };
         check("cuGraphInstantiate", made, String::new)?;
         Ok(Self {
             context: context.clone(),
@@ -129,7 +130,7 @@ impl Graph {
         // SAFETY: both are alive, and one thread has this value.
         check(
             "cuGraphLaunch",
-            unsafe { sys::cuGraphLaunch(self.raw.0, stream.raw().0) },
+            unsafe { calls::cuGraphLaunch(self.raw.0, stream.raw().0) },
             String::new,
         )
     }
@@ -139,7 +140,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
             // SAFETY: this value owns it. The driver keeps what a stream still runs of it.
-            let _ = unsafe { sys::cuGraphExecDestroy(self.raw.0) };
+            let _ = unsafe { calls::cuGraphExecDestroy(self.raw.0) };
         }
     }
 }

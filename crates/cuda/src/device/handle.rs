@@ -3,8 +3,9 @@
 use std::ffi::c_uint;
 use std::fmt;
 
-use cudarc::driver::sys::{self, CUevent_flags, CUresult};
+use cudarc::driver::sys::{self, CUevent_flags};
 
+use crate::calls;
 use crate::error::{CudaError, check};
 
 /// A handle of the driver.
@@ -60,21 +61,21 @@ impl RawEvent {
     pub fn new(event_use: EventUse) -> Result<Self, CudaError> {
         let mut event: sys::CUevent = std::ptr::null_mut();
         // SAFETY: the driver writes one handle.
-        let made = unsafe { sys::cuEventCreate(&raw mut event, event_use.flags()) };
+        let made = unsafe { calls::cuEventCreate(&raw mut event, event_use.flags()) };
         check("cuEventCreate", made, || format!("{event_use:?}"))?;
         Ok(Self(Raw(event)))
     }
 
     pub fn record(&self, stream: Raw<sys::CUstream_st>) -> Result<(), CudaError> {
         // SAFETY: both handles are alive.
-        let recorded = unsafe { sys::cuEventRecord(self.0.0, stream.0) };
+        let recorded = unsafe { calls::cuEventRecord(self.0.0, stream.0) };
         check("cuEventRecord", recorded, String::new)
     }
 
     pub fn is_done(&self) -> Result<bool, CudaError> {
         // SAFETY: the handle is alive.
-        match unsafe { sys::cuEventQuery(self.0.0) } {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        match unsafe { calls::cuEventQuery(self.0.0) } {
+            calls::NOT_READY => Ok(false),
             answer => check("cuEventQuery", answer, String::new).map(|()| true),
         }
     }
@@ -90,7 +91,7 @@ impl RawEvent {
     /// Only once. An error is that of a lost context, which has no events any more.
     pub fn destroy(&self) {
         // SAFETY: the owner calls this at its end. The driver keeps what a stream still needs of it.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.0.0) };
+        let _ = unsafe { calls::cuEventDestroy_v2(self.0.0) };
     }
 }
 

@@ -8,6 +8,7 @@ use cudarc::driver::sys::{self, CUipcMem_flags};
 
 use super::context::{Context, Garbage};
 use super::memory::{DeviceMemory, DevicePtr};
+use crate::calls;
 use crate::error::{CudaError, check};
 
 /// `CU_IPC_HANDLE_SIZE` (cuda.h).
@@ -42,7 +43,7 @@ impl DeviceMemory {
             reserved: [0; HANDLE_BYTES],
         };
         // SAFETY: the memory is alive and comes from `cuMemAlloc`; the driver writes one handle.
-        let made = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.ptr().0) };
+        let made = unsafe { calls::cuIpcGetMemHandle(&raw mut handle, self.ptr().0) };
         check("cuIpcGetMemHandle", made, || format!("{} bytes", self.bytes()))?;
         Ok(IpcHandle(from_c(handle.reserved)))
     }
@@ -65,7 +66,7 @@ impl ImportedMemory {
         let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
         let mut at: sys::CUdeviceptr = 0;
         // SAFETY: the driver checks the handle, and writes one address.
-        let opened = unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut at, handle, flags) };
+        let opened = unsafe { calls::cuIpcOpenMemHandle_v2(&raw mut at, handle, flags) };
         check("cuIpcOpenMemHandle", opened, || format!("on {}", context.facts().name))?;
         let context = context.clone();
         Ok(Self { context, at })

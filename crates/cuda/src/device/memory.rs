@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::context::{Context, Garbage};
+use crate::calls;
 use crate::error::{CudaError, check};
 
 /// An address in the memory of a device. It keeps nothing alive, and the host must not follow it.
@@ -31,7 +32,7 @@ impl MemoryInfo {
         context.enter()?;
         let (mut free, mut total): (usize, usize) = (0, 0);
         // SAFETY: the driver writes two sizes.
-        let answered = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        let answered = unsafe { calls::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
         check("cuMemGetInfo", answered, String::new)?;
         Ok(Self {
             free_bytes: free as u64,
@@ -57,7 +58,7 @@ impl DeviceMemory {
         context.enter_outside_capture("cuMemAlloc")?;
         let mut at: sys::CUdeviceptr = 0;
         // SAFETY: the driver writes one address.
-        let allocated = unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) };
+        let allocated = unsafe { calls::cuMemAlloc_v2(&raw mut at, bytes) };
         check("cuMemAlloc", allocated, || {
             format!("{bytes} bytes on {}", context.facts().name)
         })?;

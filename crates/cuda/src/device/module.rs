@@ -8,6 +8,7 @@ use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUjit_option}
 
 use super::context::{Context, Garbage};
 use super::handle::Raw;
+use crate::calls;
 use crate::error::{CudaError, check};
 
 /// The driver's own words on an image that it refuses are cut after this.
@@ -95,7 +96,8 @@ impl Module {
         let mut module: sys::CUmodule = std::ptr::null_mut();
         let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
         // SAFETY: the image has an end, the log has as many bytes as the option says, and the driver writes one handle.
-        let loaded = unsafe { sys::cuModuleLoadDataEx(&raw mut module, bytes.as_ptr().cast(), count, options, values) };
+        let loaded =
+            unsafe { calls::cuModuleLoadDataEx(&raw mut module, bytes.as_ptr().cast(), count, options, values) };
         check(CALL, loaded, || {
             let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
             format!("{}: {}", what(), String::from_utf8_lossy(said).trim())
@@ -115,7 +117,7 @@ impl Module {
         self.loaded.context.enter()?;
         let mut function: sys::CUfunction = std::ptr::null_mut();
         // SAFETY: the module is alive, the name has an end, and the driver writes one handle.
-        let found = unsafe { sys::cuModuleGetFunction(&raw mut function, self.loaded.raw.0, c_name.as_ptr()) };
+        let found = unsafe { calls::cuModuleGetFunction(&raw mut function, self.loaded.raw.0, c_name.as_ptr()) };
         check(CALL, found, || format!("function {name}"))?;
         Ok(Function {
             loaded: self.loaded.clone(),
@@ -167,7 +169,7 @@ impl Function {
         // SAFETY: the function is alive.
         check(
             CALL,
-            unsafe { sys::cuFuncSetAttribute(self.raw.0, attribute, value) },
+            unsafe { calls::cuFuncSetAttribute(self.raw.0, attribute, value) },
             what,
         )
     }
@@ -187,7 +189,7 @@ impl Function {
     fn attribute(&self, attribute: Attribute) -> Result<u32, CudaError> {
         let mut value: c_int = 0;
         // SAFETY: the function is alive, and the driver writes one int.
-        let answered = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, self.raw.0) };
+        let answered = unsafe { calls::cuFuncGetAttribute(&raw mut value, attribute, self.raw.0) };
         check("cuFuncGetAttribute", answered, || {
             format!("{attribute:?} of {}", self.name)
         })?;

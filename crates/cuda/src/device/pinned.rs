@@ -15,6 +15,7 @@ use super::context::{Context, Garbage};
 use super::handle::{EventUse, Raw, RawEvent};
 use super::memory::DevicePtr;
 use super::stream::Stream;
+use crate::calls;
 use crate::error::{CudaError, check};
 
 /// Streams that copied with one piece of memory and may have ended. With more of them, those that are done are forgotten.
@@ -86,7 +87,7 @@ impl PinnedMemory {
         context.enter_outside_capture("cuMemHostAlloc")?;
         let mut at: *mut c_void = std::ptr::null_mut();
         // SAFETY: the driver writes one pointer.
-        let allocated = unsafe { sys::cuMemHostAlloc(&raw mut at, bytes, FLAGS) };
+        let allocated = unsafe { calls::cuMemHostAlloc(&raw mut at, bytes, FLAGS) };
         check("cuMemHostAlloc", allocated, || {
             format!("{bytes} bytes of pinned memory")
         })?;
@@ -205,7 +206,7 @@ impl Stream {
         }
         from.lend((self, Direction::ToDevice), (range.start, bytes), |source| {
             // SAFETY: the source has as many bytes and lives until its event is done.
-            let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, source, bytes, self.raw().0) };
+            let copied = unsafe { calls::cuMemcpyHtoDAsync_v2(to.0, source, bytes, self.raw().0) };
             check("cuMemcpyHtoDAsync", copied, || format!("{bytes} bytes"))
         })
     }
@@ -220,7 +221,7 @@ impl Stream {
         }
         to.lend((self, Direction::ToHost), (at, bytes), |place| {
             // SAFETY: the place has as many bytes, lives until its event is done, and nobody reads it before.
-            let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(place, from.0, bytes, self.raw().0) };
+            let copied = unsafe { calls::cuMemcpyDtoHAsync_v2(place, from.0, bytes, self.raw().0) };
             check("cuMemcpyDtoHAsync", copied, || format!("{bytes} bytes"))
         })
     }

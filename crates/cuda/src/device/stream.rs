@@ -17,6 +17,7 @@ use super::event::Event;
 use super::handle::Raw;
 use super::memory::DevicePtr;
 use super::module::Function;
+use crate::calls;
 use crate::error::{CudaError, check};
 
 /// The driver uses the address of a stream again; this number never comes twice.
@@ -40,7 +41,7 @@ impl Stream {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         let mut stream: sys::CUstream = std::ptr::null_mut();
         // SAFETY: the driver writes one handle.
-        let made = unsafe { sys::cuStreamCreate(&raw mut stream, flags) };
+        let made = unsafe { calls::cuStreamCreate(&raw mut stream, flags) };
         check("cuStreamCreate", made, || context.facts().name.clone())?;
         Ok(Self {
             context: context.clone(),
@@ -68,7 +69,7 @@ impl Stream {
         // SAFETY: the handles are alive, and the driver copies the arguments before it returns. The caller answers for the
         // arguments' types and for the memory that they name.
         let launched = unsafe {
-            sys::cuLaunchKernel(
+            calls::cuLaunchKernel(
                 function.handle(),
                 grid_x,
                 grid_y,
@@ -95,7 +96,7 @@ impl Stream {
         }
         self.context.enter()?;
         // SAFETY: the caller answers for both places.
-        let copied = unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, bytes, self.raw.0) };
+        let copied = unsafe { calls::cuMemcpyDtoDAsync_v2(to.0, from.0, bytes, self.raw.0) };
         check("cuMemcpyDtoDAsync", copied, || format!("{bytes} bytes"))
     }
 
@@ -109,7 +110,7 @@ impl Stream {
         }
         self.context.enter()?;
         // SAFETY: the caller answers for the place.
-        let filled = unsafe { sys::cuMemsetD8Async(to.0, byte, bytes, self.raw.0) };
+        let filled = unsafe { calls::cuMemsetD8Async(to.0, byte, bytes, self.raw.0) };
         check("cuMemsetD8Async", filled, || format!("{bytes} bytes"))
     }
 
@@ -129,7 +130,7 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: both handles are alive. There are no flags.
-        let waits = unsafe { sys::cuStreamWaitEvent(self.raw.0, event.handle(), 0) };
+        let waits = unsafe { calls::cuStreamWaitEvent(self.raw.0, event.handle(), 0) };
         check("cuStreamWaitEvent", waits, String::new)
     }
 
@@ -143,7 +144,7 @@ impl Stream {
         // SAFETY: the stream is alive.
         check(
             "cuStreamSynchronize",
-            unsafe { sys::cuStreamSynchronize(self.raw.0) },
+            unsafe { calls::cuStreamSynchronize(self.raw.0) },
             String::new,
         )
     }
@@ -166,7 +167,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
             // SAFETY: this value owns the stream. An error is that of a lost context, which has no streams any more.
-            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw.0) };
+            let _ = unsafe { calls::cuStreamDestroy_v2(self.raw.0) };
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Finds the driver's library and asks it the first questions. Afterwards the bindings of `cudarc` may be used: every function
-//! that this crate calls by them has been found, in the very library that they will take.
+//! Finds the driver's library and asks it the first questions. Afterwards the functions of `calls.rs` may be used: each has been
+//! found, in the very library that the bindings of `cudarc` will take.
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint};
 use std::sync::Mutex;
 
 use libloading::os::unix::Library;
@@ -10,6 +10,7 @@ use super::decision::{Attempt, DriverAnswers, DriverDecision, Outcome, Reach, de
 use super::search::{Candidate, Component, Search};
 use super::version::Version;
 use super::visible::VisibleDevices;
+use crate::calls;
 use crate::table::{self, function_table};
 
 function_table! {
@@ -23,54 +24,6 @@ function_table! {
         elapsed_ms = "cuEventElapsedTime": fn(*mut f32, cudarc::driver::sys::CUevent, cudarc::driver::sys::CUevent) -> c_int;
     }
 }
-
-/// Every function that this crate calls by the bindings. They panic at the first call of one that is missing.
-pub(crate) const BOUND_SYMBOLS: &[&str] = &[
-    "cuCtxSetCurrent",
-    "cuDeviceGet",
-    "cuDeviceGetAttribute",
-    "cuDeviceGetName",
-    "cuDeviceGetUuid_v2",
-    "cuDevicePrimaryCtxRelease_v2",
-    "cuDevicePrimaryCtxRetain",
-    "cuDeviceTotalMem_v2",
-    "cuDriverGetVersion",
-    "cuEventCreate",
-    "cuEventDestroy_v2",
-    "cuEventQuery",
-    "cuEventRecord",
-    "cuEventSynchronize",
-    "cuFuncGetAttribute",
-    "cuFuncSetAttribute",
-    "cuGraphDestroy",
-    "cuGraphExecDestroy",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphLaunch",
-    "cuIpcCloseMemHandle",
-    "cuIpcGetEventHandle",
-    "cuIpcGetMemHandle",
-    "cuIpcOpenEventHandle",
-    "cuIpcOpenMemHandle_v2",
-    "cuLaunchKernel",
-    "cuMemAlloc_v2",
-    "cuMemFreeHost",
-    "cuMemFree_v2",
-    "cuMemGetInfo_v2",
-    "cuMemHostAlloc",
-    "cuMemcpyDtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyHtoDAsync_v2",
-    "cuMemsetD8Async",
-    "cuModuleGetFunction",
-    "cuModuleLoadDataEx",
-    "cuModuleUnload",
-    "cuStreamBeginCapture_v2",
-    "cuStreamCreate",
-    "cuStreamDestroy_v2",
-    "cuStreamEndCapture",
-    "cuStreamSynchronize",
-    "cuStreamWaitEvent",
-];
 
 /// The bindings keep the first library that they find, for the life of the process. So one search of the driver at a time.
 static SEARCHING: Mutex<()> = Mutex::new(());
@@ -115,7 +68,7 @@ fn attempt(candidate: Candidate, visible: &VisibleDevices) -> (Attempt, Option<F
 }
 
 fn ask(library: Library, path: &str, visible: &VisibleDevices) -> (Option<String>, Outcome, Option<FoundDriver>) {
-    let missing = BOUND_SYMBOLS
+    let missing = calls::SYMBOLS
         .iter()
         .find(|name| table::address(&library, name).is_none());
     let table = match (DriverTable::resolve(&library), missing) {
@@ -172,15 +125,12 @@ fn answers(table: &DriverTable, file: Option<String>) -> DriverAnswers {
 
 impl DriverTable {
     /// The driver's name of one of its codes.
-    pub(crate) fn name_of(&self, code: c_int) -> String {
+    fn name_of(&self, code: c_int) -> String {
         let mut text: *const c_char = std::ptr::null();
         // SAFETY: the driver writes a pointer to a text that it keeps, or null for a code that it does not know.
-        let result = unsafe { (self.error_name)(code, &raw mut text) };
-        if result != 0 || text.is_null() {
-            return format!("error {code}");
-        }
-        // SAFETY: as above: a text with an end that lives as long as the driver.
-        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        let status = unsafe { (self.error_name)(code, &raw mut text) };
+        // SAFETY: as above.
+        unsafe { calls::name_from((code, status), text) }
     }
 }
 
@@ -207,12 +157,6 @@ fn reach(init: usize) -> Reach {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_names_of_functions_are_listed_once_and_in_order() {
-        assert!(BOUND_SYMBOLS.is_sorted());
-        assert!(BOUND_SYMBOLS.windows(2).all(|pair| pair[0] != pair[1]));
-    }
 
     #[test]
     fn a_library_that_is_no_driver_is_an_answer_and_not_a_panic() {
