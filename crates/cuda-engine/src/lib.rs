@@ -49,7 +49,7 @@ pub use self::times::StepTimes;
 pub fn open(
     (ordinal, mode): (u32, Mode),
     file: Option<&Model>,
-    options: OpenOptions<'_>,
+    (options, fits): (OpenOptions<'_>, &mut dyn FnMut()),
 ) -> Result<Box<dyn Engine>, OpenError> {
     let file = file.ok_or(OpenError::NoModel)?;
     let mut report = |progress| options.kept_weights.report(progress);
@@ -67,6 +67,7 @@ pub fn open(
             block_tokens: options.block_tokens,
             kv: KvRoom::Bytes(options.kv_bytes),
             step_limit: None,
+            fits: Some(fits),
             progress: Some(progress),
         },
     );

@@ -32,7 +32,7 @@ use crate::weights::{Loading, WeightsPlan, load};
 ///
 /// # Errors
 /// [`CudaEngineError`]. Nothing stays on the device.
-pub fn open_cuda_engine(file: &Model, options: CudaOptions<'_>) -> Result<CudaEngine, CudaEngineError> {
+pub fn open_cuda_engine(file: &Model, mut options: CudaOptions<'_>) -> Result<CudaEngine, CudaEngineError> {
     options.limits.check()?;
     check_block_tokens(options.block_tokens)?;
     let config = file.config();
@@ -50,6 +50,9 @@ pub fn open_cuda_engine(file: &Model, options: CudaOptions<'_>) -> Result<CudaEn
         kv: 0,
     };
     need.blocks(options.kv, geometry.block_bytes() as u64, machine.room()?)?;
+    if let Some(fits) = options.fits.take() {
+        fits();
+    }
     let cache = KernelCache::of_user(|name| std::env::var_os(name).map(PathBuf::from));
     let target = machine.target(cache.as_ref())?;
     let numerics_id = options.mode.numerics_id(&target);

@@ -112,6 +112,8 @@ pub struct CudaOptions<'a> {
     pub kv: KvRoom,
     /// How long a step or a copy may take before the device counts as hanging. `None`: longer than any honest step of these limits.
     pub step_limit: Option<Duration>,
+    /// Called once, when the device has room for the model.
+    pub fits: Option<&'a mut dyn FnMut()>,
     /// Called after each matrix that is on the device.
     pub progress: Option<&'a mut dyn FnMut(LoadProgress)>,
 }

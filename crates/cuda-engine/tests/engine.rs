@@ -113,6 +113,7 @@ fn options(mode: Mode, max_batch_tokens: u32) -> CudaOptions<'static> {
         block_tokens: BLOCK_TOKENS,
         kv: KvRoom::Bytes(1 << 20),
         step_limit: None,
+        fits: None,
         progress: None,
     }
 }

@@ -122,16 +122,20 @@ pub fn open_engine(options: OpenOptions<'_>) -> Result<OpenedEngine, OpenError> 
     let (opener, file) = (options.kind.opener(), options.model.map(Model::open).transpose()?);
     // Before anything reads the file whole: what does not fit is refused at once.
     check_memory(file.as_ref(), &options)?;
-    open_file(file, options, opener)
+    open_file(file, options, |file, options, fits| {
+        fits();
+        opener(file, options)
+    })
 }
 
-/// Opens an engine of another crate, which looks after the memory that it needs.
+/// Opens an engine of another crate, which looks after the memory that it needs. It calls its last argument once it knows that the
+/// model fits: from there on the file is read whole, for its hash.
 ///
 /// # Errors
 /// As [`open_engine`].
 pub fn open_engine_by(
     options: OpenOptions<'_>,
-    opener: impl FnOnce(Option<&Model>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>,
+    opener: impl FnOnce(Option<&Model>, OpenOptions<'_>, &mut dyn FnMut()) -> Result<Box<dyn Engine>, OpenError>,
 ) -> Result<OpenedEngine, OpenError> {
     let file = options.model.map(Model::open).transpose()?;
     open_file(file, options, opener)
@@ -140,17 +144,21 @@ pub fn open_engine_by(
 fn open_file(
     file: Option<Model>,
     options: OpenOptions<'_>,
-    opener: impl FnOnce(Option<&Model>, OpenOptions<'_>) -> Result<Box<dyn Engine>, OpenError>,
+    opener: impl FnOnce(Option<&Model>, OpenOptions<'_>, &mut dyn FnMut()) -> Result<Box<dyn Engine>, OpenError>,
 ) -> Result<OpenedEngine, OpenError> {
     let protocol_version = options.protocol_version;
+    let model = file.as_ref();
     let (tokenizer_hash, engine) = std::thread::scope(|scope| {
-        // Both take longer than the weights are packed. Whoever needs the content's hash waits for the thread that computes it.
-        let hashes = file.as_ref().map(|file| {
-            scope.spawn(|| file.content_sha256());
-            scope.spawn(|| file.tokenizer().map(|tokenizer| tokenizer.content_hash()))
-        });
-        let engine = opener(file.as_ref(), options);
-        let tokenizer_hash = match hashes.map(|hash| hash.join()) {
+        // Both hashes take longer than the weights are packed.
+        let hash = model.map(|model| scope.spawn(|| model.tokenizer().map(|tokenizer| tokenizer.content_hash())));
+        // Whoever needs the content's hash waits for the thread that computes it.
+        let mut fits = || {
+            if let Some(model) = model {
+                scope.spawn(|| model.content_sha256());
+            }
+        };
+        let engine = opener(model, options, &mut fits);
+        let tokenizer_hash = match hash.map(|hash| hash.join()) {
             Some(Ok(hash)) => hash?,
             Some(Err(panic)) => std::panic::resume_unwind(panic),
             None => [0; 32],
@@ -280,6 +288,8 @@ fn hash_of(facts: &CompatibilityFacts) -> CompatibilityHash {
 
 #[cfg(test)]
 mod tests {
+    use model_files::test_kit::TinyModel;
+
     use super::*;
     use crate::{BLOCK_TOKENS, KvDtype, KvGeometry};
 
@@ -359,6 +369,27 @@ mod tests {
             assert_ne!(hash(&facts), base.compatibility.hash, "{facts:?}");
         }
         assert_ne!(compatibility(facts, [1; 32], 1).hash, base.compatibility.hash);
+    }
+
+    /// To read the file whole takes minutes. It has no bytes on the disk behind those of its tensors.
+    #[test]
+    fn a_model_that_does_not_fit_is_refused_before_its_file_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path: &Path = Box::leak(folder.path().join("tiny.gguf").into_boxed_path());
+        TinyModel::default().build().write(path).expect("it is written");
+        let file = std::fs::OpenOptions::new().write(true).open(path);
+        let file = file.expect("it is there");
+        file.set_len(1 << 38).expect("a file with a hole");
+        let options = || OpenOptions {
+            kind: EngineKind::Cpu,
+            model: Some(path),
+            kv_bytes: 1 << 50,
+            ..options(1)
+        };
+        let refused = open_engine(options()).expect_err("there is no such memory");
+        assert!(matches!(refused, OpenError::Memory(_)), "{refused}");
+        let refused = open_engine_by(options(), |_, _, _| Err(OpenError::NoModel));
+        assert!(matches!(refused, Err(OpenError::NoModel)));
     }
 
     #[test]

@@ -165,8 +165,8 @@ impl NodeConfig {
         }
         self.warn_of_settings_without_effect();
         let opened = match self.gpu() {
-            Some(ordinal) => open_engine_by(options, |file, options| {
-                cuda_engine::open((ordinal, self.gpu_numerics), file, options)
+            Some(ordinal) => open_engine_by(options, |file, options, fits| {
+                cuda_engine::open((ordinal, self.gpu_numerics), file, (options, fits))
             })?,
             None => open_engine(options)?,
         };

@@ -99,6 +99,7 @@ fn open_gpu(file: &Model, ordinal: u32) -> Result<CudaEngine, CudaEngineError> {
         block_tokens: BLOCK_TOKENS,
         kv: KvRoom::Bytes(kv_bytes as u64),
         step_limit: None,
+        fits: None,
         progress: None,
     };
     open_cuda_engine(file, options)
