@@ -82,6 +82,8 @@ impl AddedTokens {
     pub(super) fn fragments<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Fragment<'a>> + 'a {
         let mut matches = self.finder.iter().flat_map(|finder| finder.find_iter(text.as_bytes()));
         let mut done = 0;
+        // Between the end of some token and here is only the white space that the token took.
+        let mut white_until = 0;
         let mut next_token = None;
         let mut is_over = false;
         std::iter::from_fn(move || {
@@ -89,11 +91,14 @@ impl AddedTokens {
                 return Some(Fragment::Token(id));
             }
             while !is_over {
-                let token = matches.by_ref().find_map(|found| self.place(text, done, found));
+                let token = matches
+                    .by_ref()
+                    .find_map(|found| self.place(text, (done, white_until), found));
                 let from = done;
                 let (until, after) = match token {
                     Some((id, start, end)) => {
                         next_token = Some(id);
+                        white_until = white_until.max(end);
                         (start, end)
                     }
                     None => {
@@ -115,19 +120,27 @@ impl AddedTokens {
     }
 
     /// Where a match begins and ends with the white space that belongs to it; `None` for a part of a word.
-    fn place(&self, text: &str, done: usize, found: aho_corasick::Match) -> Option<(TokenId, usize, usize)> {
+    fn place(
+        &self,
+        text: &str,
+        (done, white_until): (usize, usize),
+        found: aho_corasick::Match,
+    ) -> Option<(TokenId, usize, usize)> {
         let token = self.tokens.get(found.pattern().as_usize())?;
         let (before, after) = (&text[..found.start()], &text[found.end()..]);
         if token.is_single_word && (before.ends_with(is_word) || after.starts_with(is_word)) {
             return None;
         }
+        // Nothing is looked at twice: a token may be white space itself, in a long run of it.
         let start = if token.strips_left {
-            before.trim_end().len().max(done)
+            let between = &text[done.min(found.start())..found.start()];
+            (found.start() - between.len() + between.trim_end().len()).max(done)
         } else {
             found.start()
         };
         let end = if token.strips_right {
-            text.len() - after.trim_start().len()
+            let from = found.end().max(white_until);
+            text.len() - text[from..].trim_start().len()
         } else {
             found.end()
         };
@@ -148,6 +161,8 @@ impl fmt::Debug for AddedTokens {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn fragments(tokens: &AddedTokens, text: &str) -> String {
@@ -181,5 +196,69 @@ mod tests {
         ] {
             assert_eq!(fragments(&tokens, text), expected, "{text:?}");
         }
+    }
+
+    /// Where the library finds tokens: it looks at all the white space beside each.
+    fn simple(tokens: &AddedTokens, text: &str) -> String {
+        let (mut shown, mut done) = (String::new(), 0);
+        let part = |from: usize, until: usize| match &text[from..until] {
+            "" => String::new(),
+            part => format!("({}{part})", if from == 0 { "^" } else { "" }),
+        };
+        for found in tokens.finder.iter().flat_map(|finder| finder.find_iter(text)) {
+            let token = &tokens.tokens[found.pattern().as_usize()];
+            let (before, after) = (&text[..found.start()], &text[found.end()..]);
+            if token.is_single_word && (before.ends_with(is_word) || after.starts_with(is_word)) {
+                continue;
+            }
+            let start = match token.strips_left {
+                true => before.trim_end().len().max(done),
+                false => found.start(),
+            };
+            shown += &part(done, start.max(done));
+            shown += &format!("[{}]", token.id.0);
+            done = match token.strips_right {
+                true => text.len() - after.trim_start().len(),
+                false => found.end(),
+            };
+        }
+        shown + &part(done, text.len())
+    }
+
+    /// The four texts with each combination of what they do to the text around them.
+    fn tokens_that_strip(settings: u16) -> AddedTokens {
+        let texts = ["<", " ", "\n", "ab"];
+        let token = |(place, text): (u32, &str)| {
+            let is_set = |bit: u32| settings & (1 << (3 * place + bit)) != 0;
+            AddedToken {
+                strips_left: is_set(0),
+                strips_right: is_set(1),
+                is_single_word: is_set(2),
+                ..AddedToken::plain(TokenId(place), text)
+            }
+        };
+        AddedTokens::new((0..).zip(texts).map(token)).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn tokens_are_found_where_the_library_finds_them(settings in 0u16..1 << 12, text in "[<ab \n\u{2003}]{0,12}") {
+            let tokens = tokens_that_strip(settings);
+            prop_assert_eq!(fragments(&tokens, &text), simple(&tokens, &text));
+        }
+    }
+
+    /// Looking at the whole run for each of its tokens takes a million million steps.
+    #[test]
+    fn a_long_run_of_tokens_that_are_white_space_is_read_once() {
+        let mut newline = AddedToken::plain(TokenId(1), "\n");
+        (newline.strips_left, newline.strips_right) = (true, true);
+        let tokens = AddedTokens::new([newline, AddedToken::plain(TokenId(2), "\t")]).unwrap();
+        let text = "\n\t".repeat(1 << 19);
+        let found = tokens.fragments(&text);
+        let count = found
+            .filter(|fragment| *fragment == Fragment::Token(TokenId(1)))
+            .count();
+        assert_eq!(count, text.len() / 2);
     }
 }
