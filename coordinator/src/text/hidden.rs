@@ -1,6 +1,9 @@
 //! Text of a client is no control of the model. A message may say `<|im_end|>`, which is the end of a message in the template's
 //! own text. In a client's text it is those characters: a mark stands inside it while the template is rendered and cut into tokens.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use super::{Chat, TextCodec, TextError};
@@ -39,9 +42,7 @@ pub(crate) fn hide_control(codec: &dyn TextCodec, chat: Chat) -> Result<(Chat, O
     if !values().any(has_control) {
         return Ok((chat, None));
     }
-    let is_free = |mark: &char| !values().any(|(value, _)| any_text(value, &|text| text.contains(*mark)));
-    let mut marks = MARKS;
-    let mark = marks.find(is_free).ok_or(TextError::NoMark)?;
+    let mark = free_mark(values().map(|(value, _)| value)).ok_or(TextError::NoMark)?;
     let hide = |value: Value, whose| hidden(value, &|text| codec.hide_control(text, mark, whose));
     let message = |message: Value| {
         let whose = TextOf::message(&message);
@@ -52,6 +53,21 @@ pub(crate) fn hide_control(codec: &dyn TextCodec, chat: Chat) -> Result<(Chat, O
         tools: chat.tools.into_iter().map(|tool| hide(tool, TextOf::Others)).collect(),
     };
     Ok((chat, Some(mark)))
+}
+
+/// The first mark that no text has. Each text is read once: a client may have sent all marks but the last one.
+fn free_mark<'a>(values: impl Iterator<Item = &'a Value>) -> Option<char> {
+    let sent = RefCell::new(BTreeSet::new());
+    let note = |text: &str| {
+        let marks = text.chars().filter(|character| MARKS.contains(character));
+        sent.borrow_mut().extend(marks);
+        false
+    };
+    for value in values {
+        any_text(value, &note);
+    }
+    let (sent, mut marks) = (sent.into_inner(), MARKS);
+    marks.find(|mark| !sent.contains(mark))
 }
 
 /// Whether one of the texts of a value, names of fields included, is as asked for.
@@ -161,6 +177,17 @@ mod tests {
                 .as_str()
                 .is_some_and(|text| text.starts_with(&sent))
         );
+        // The last one is found, too, whichever texts have the others.
+        let (first, others): (String, String) = (MARKS.take(100).collect(), MARKS.skip(100).collect());
+        let others = others.trim_end_matches('\u{10FFFD}').to_owned() + ATTACK;
+        let two = Chat {
+            messages: [first, others]
+                .map(|text| json!({"role": "user", "content": text}))
+                .into(),
+            tools: Vec::new(),
+        };
+        let (_, mark) = hide_control(model.codec(), two).expect("there is a mark");
+        assert_eq!(mark, Some('\u{10FFFD}'));
         let all: String = MARKS.collect();
         let refused = hide_control(model.codec(), chat(&(all.clone() + ATTACK)));
         assert!(matches!(refused, Err(TextError::NoMark)));
