@@ -114,6 +114,24 @@ fn greedy_templates_end_at_a_limit() {
     }
 }
 
+/// Each would take hours: what adds nothing was added as often as the template said, and no limit of bytes counts that.
+#[test]
+fn work_that_adds_nothing_is_not_done() {
+    for method in ["ljust", "rjust", "center"] {
+        for fill in ["", "ab"] {
+            let result = render(&format!("{{{{ 'a'.{method}(10 ** 15, '{fill}') }}}}"), &[]);
+            assert!(
+                matches!(result, Err(ChatTemplateError::Render { .. })),
+                "{method}: {result:?}"
+            );
+        }
+    }
+    assert_eq!(render("{{ [] * 10 ** 15 }}{{ '' * 10 ** 15 }}|", &[]).unwrap(), "[]|");
+    // Each of the `a` stands behind all of the `b`.
+    let stripped = "{% set b = 'b' * 3000000 %}{{ ('a' * 3000000).strip(b ~ 'a') }}|{{ 'ab ba'.strip('ab') }}|";
+    assert_eq!(render(stripped, &[]).unwrap(), "| |");
+}
+
 #[test]
 fn deep_sources_are_refused() {
     let is_refused = |source: &str| {

@@ -1,5 +1,7 @@
 //! Filters whose minijinja version differs from Jinja's or has no bound on the text that it makes.
 
+use std::collections::HashSet;
+
 use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, filters};
@@ -247,7 +249,11 @@ pub(super) fn pad(text: &str, left: usize, right: usize, fill: &str) -> Result<S
 }
 
 pub(super) fn trim<'a>(text: &'a str, characters: Option<&str>, [left, right]: [bool; 2]) -> &'a str {
-    let is_cut = |character| characters.map_or(python::is_space(character), |cut| cut.contains(character));
+    let cut: Option<HashSet<char>> = characters.map(|cut| cut.chars().collect());
+    let is_cut = |character: char| match &cut {
+        Some(cut) => cut.contains(&character),
+        None => python::is_space(character),
+    };
     let text = if left { text.trim_start_matches(is_cut) } else { text };
     if right { text.trim_end_matches(is_cut) } else { text }
 }

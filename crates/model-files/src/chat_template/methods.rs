@@ -112,6 +112,10 @@ fn partition(text: &str, method: &str, arguments: &[Value]) -> Result<Value, Err
 fn padded(text: &str, method: &str, arguments: &[Value]) -> Result<String, Error> {
     let (width, fill): (usize, Option<&str>) = from_args(arguments)?;
     let (missing, fill) = (width.saturating_sub(text.chars().count()), fill.unwrap_or(" "));
+    // As in Python. An empty text would be written as often as the width says, and would fill nothing.
+    if fill.chars().count() != 1 {
+        return Err(wrong("the fill character must be exactly one character long"));
+    }
     match method {
         "zfill" => {
             let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
