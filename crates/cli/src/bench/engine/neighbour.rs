@@ -60,7 +60,6 @@ fn of_one_opening(opening: &Opening<'_>) -> anyhow::Result<Vec<Slowdown>> {
         let measured = (1..=neighbours.len())
             .map(|count| beside(&mut rig, &neighbours[..count], &is_wanted))
             .collect();
-        is_wanted.store(false, Ordering::Relaxed);
         // Without anybody who asks they end. The error of one that failed says more than that it was lost.
         drop(neighbours);
         for thread in threads {
@@ -70,6 +69,23 @@ fn of_one_opening(opening: &Opening<'_>) -> anyhow::Result<Vec<Slowdown>> {
         }
         measured
     })
+}
+
+/// While this lives the neighbours run steps. It also ends with an error and with a panic of the thread that measures: a scope waits for its
+/// threads, so neighbours that went on would keep the panic from ending the process.
+struct StepsAreWanted<'a>(&'a AtomicBool);
+
+impl<'a> StepsAreWanted<'a> {
+    fn begin(is_wanted: &'a AtomicBool) -> Self {
+        is_wanted.store(true, Ordering::Relaxed);
+        Self(is_wanted)
+    }
+}
+
+impl Drop for StepsAreWanted<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Another engine, on a thread and cores of its own.
@@ -114,13 +130,13 @@ fn beside(rig: &mut Rig, others: &[Neighbour], is_wanted: &AtomicBool) -> anyhow
             let mut ratios = Vec::with_capacity(PAIRS);
             for _ in 0..PAIRS {
                 let alone = typical(rig, own)?;
-                is_wanted.store(true, Ordering::Relaxed);
+                let steps_are_wanted = StepsAreWanted::begin(is_wanted);
                 for other in others {
                     other.ask.send(kind).context("a neighbour was lost")?;
                 }
                 wait_for(others)?;
                 let beside = typical(rig, own)?;
-                is_wanted.store(false, Ordering::Relaxed);
+                drop(steps_are_wanted);
                 wait_for(others)?;
                 ratios.push(beside / alone);
             }
@@ -169,4 +185,22 @@ fn stretch(rig: &mut Rig, kind: StepKind, tell: &mut dyn FnMut(f64) -> bool) -> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measure(is_wanted: &AtomicBool) {
+        let _steps = StepsAreWanted::begin(is_wanted);
+        assert!(!is_wanted.load(Ordering::Relaxed), "a step that panics");
+    }
+
+    #[test]
+    fn no_step_is_wanted_after_a_panic_of_the_measurement() {
+        let is_wanted = AtomicBool::new(false);
+        let outcome = std::panic::catch_unwind(|| measure(&is_wanted));
+        assert!(outcome.is_err());
+        assert!(!is_wanted.load(Ordering::Relaxed));
+    }
 }
