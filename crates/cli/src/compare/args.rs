@@ -15,7 +15,8 @@ use crate::http::TrustArgs;
 
 const EXAMPLES: &str = "\
 Examples:
-  baton compare --quick --traces traces                    the Azure conversation trace, 15 minutes in all
+  baton compare --quick                                    conversations that it makes itself, 15 minutes in all
+  baton compare --quick --traces traces                    the Azure conversation trace, which you have fetched
   baton compare --quick --shape long-beside-streams --out report
   baton compare --shape short --rates 2,4,8 --run-seconds 120 --repeats 5
   baton compare --quick --shape short --plan-only          what would run, and how long it takes
@@ -36,7 +37,7 @@ const QUICK: Duration = Duration::from_secs(15 * 60);
 #[derive(Clone, Debug, Args)]
 #[command(before_help = EXAMPLES)]
 pub struct CompareArgs {
-    /// Shapes of traffic [default: azure-conversation; with --trace none of them].
+    /// Shapes of traffic [default: conversations; with --traces azure-conversation, with --trace none of them].
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SHAPE,..")]
     pub(super) shape: Vec<ShapeName>,
     /// Also, or only, the requests of this trace file: Mooncake JSONL, Azure CSV or baton's own format.
@@ -45,9 +46,10 @@ pub struct CompareArgs {
     /// Divide the lengths of --trace by this.
     #[arg(long, default_value_t = 1, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) divide_lengths: u32,
-    /// The folder with `azure2023/` and `mooncake/`.
-    #[arg(long, env = "BATON_TRACES", default_value = "shared/traces", value_name = "DIR")]
-    pub(super) traces: PathBuf,
+    /// The folder with `azure2023/` and `mooncake/`: public traces, which you fetch
+    /// (docs/how-to/compare-with-co-located-serving.md).
+    #[arg(long, env = "BATON_TRACES", value_name = "DIR")]
+    pub(super) traces: Option<PathBuf>,
     /// Arms of this machine. The first one is the baseline; the same arm twice is an A/A comparison. [default: co-located,
     /// disaggregated, conditional; long-beside-streams also has no-chunking]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "ARM,..")]
@@ -232,7 +234,9 @@ impl CompareArgs {
     /// The shapes that were asked for, each once.
     pub(super) fn shapes(&self) -> Vec<ShapeName> {
         let asked = match (self.shape.as_slice(), &self.trace) {
-            ([], None) => vec![ShapeName::AzureConversation],
+            ([], None) if self.traces.is_some() => vec![ShapeName::AzureConversation],
+            // Who has only the program has no trace.
+            ([], None) => vec![ShapeName::Conversations],
             (shapes, _) if shapes.contains(&ShapeName::All) => ShapeName::EVERY.to_vec(),
             (shapes, _) => shapes.to_vec(),
         };
@@ -243,6 +247,15 @@ impl CompareArgs {
             }
         }
         each
+    }
+
+    /// Where nobody has named traffic: what is taken, and how to get something else.
+    pub(super) fn words_on_default(&self) -> Option<&'static str> {
+        let is_named = !self.shape.is_empty() || self.trace.is_some() || self.traces.is_some();
+        (!is_named).then_some(
+            "the traffic is conversations that this program makes; --traces takes the Azure conversation trace instead, --trace one of \
+             your own, --shape other made traffic",
+        )
     }
 
     /// What is to be sent.
@@ -259,7 +272,7 @@ impl CompareArgs {
         }
         let named = self.shapes().into_iter();
         let mut all: Vec<Traffic> = named
-            .map(|shape| Traffic::named(shape, &self.traces, self.max_model_len))
+            .map(|shape| Traffic::named(shape, self.traces.as_deref(), self.max_model_len))
             .collect::<anyhow::Result<_>>()?;
         if let Some(path) = &self.trace {
             let fit = Fit {
@@ -304,9 +317,14 @@ mod tests {
     #[test]
     fn shapes_and_arms_have_defaults_that_fit_together() {
         let args = parse("").expect("no flag is needed");
-        assert_eq!(args.shapes(), [ShapeName::AzureConversation]);
+        assert_eq!(args.shapes(), [ShapeName::Conversations]);
+        assert!(args.words_on_default().is_some());
+        assert_eq!(args.traffic().expect("it needs no file").len(), 1);
         assert_eq!(args.arm_names().len(), 3);
         assert_eq!(args.limit(), None);
+        let args = parse("--traces traces").expect("a folder");
+        assert_eq!(args.shapes(), [ShapeName::AzureConversation]);
+        assert!(args.words_on_default().is_none());
         let args = parse("--quick --shape long-beside-streams,short,short").expect("two shapes");
         assert_eq!(args.shapes(), [ShapeName::LongBesideStreams, ShapeName::Short]);
         assert_eq!(args.arm_names().last(), Some(&ArmName::NoChunking));

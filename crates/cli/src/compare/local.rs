@@ -106,6 +106,8 @@ pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyh
 
 impl Plan {
     fn make(args: &CompareArgs) -> anyhow::Result<Self> {
+        // A model may take minutes to fetch. What is wrong with the traffic is said before.
+        let traffic = args.traffic()?;
         let name = args.model.as_deref().unwrap_or(MODEL);
         let model = crate::model::resolve(name).map_err(|error| ExitError::new(error.exit(), error.into()))?;
         let executable =
@@ -124,7 +126,6 @@ impl Plan {
             return Err(ExitError::new(Exit::Usage, error).into());
         }
         let kinds = kinds(&arms);
-        let traffic = args.traffic()?;
         let stored = match &args.tuning {
             Some(path) => Some(Sweeps::read(path, &machine.facts(), &kinds)?),
             None => None,

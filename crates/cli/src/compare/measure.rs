@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn the_offered_load_is_that_of_the_part_that_counts() {
-        let traffic = Traffic::named(ShapeName::Short, std::path::Path::new("."), 2048).expect("made");
+        let traffic = Traffic::named(ShapeName::Short, None, 2048).expect("made");
         let trace = traffic
             .trace(5.0, Duration::from_secs(40), 1, &TYPICAL)
             .expect("a trace");
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn prompts_are_new_in_each_round_only_where_caches_would_know_them() {
-        let trace = Traffic::named(ShapeName::Short, std::path::Path::new("."), 2048)
+        let trace = Traffic::named(ShapeName::Short, None, 2048)
             .and_then(|traffic| traffic.trace(5.0, Duration::from_secs(4), 1, &TYPICAL))
             .expect("a trace");
         assert_eq!(manner().load(&trace, 2).seed, 7);

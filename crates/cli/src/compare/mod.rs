@@ -32,6 +32,7 @@ use anyhow::Context;
 pub use args::CompareArgs;
 
 use crate::exit::Exit;
+use crate::terminal::say;
 
 /// # Errors
 /// The arguments do not fit together, a cluster does not start, or a file cannot be read or written.
@@ -44,6 +45,9 @@ pub fn run(args: CompareArgs) -> anyhow::Result<Exit> {
         .context("cannot start the runtime")?;
     if !args.plan_only {
         finish::make_folders(&args)?;
+    }
+    if let Some(words) = args.words_on_default() {
+        say!("{words}");
     }
     runtime.block_on(async {
         let stops = finish::stop_on_signals()?;

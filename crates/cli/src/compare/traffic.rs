@@ -25,11 +25,11 @@ pub(super) enum ShapeName {
     Short,
     /// Conversations of several turns; the prompt of each turn has the turns before it.
     Conversations,
-    /// The Azure 2023 conversation trace, lengths divided.
+    /// The Azure 2023 conversation trace, lengths divided; it needs --traces.
     AzureConversation,
-    /// The Mooncake conversation trace, lengths divided.
+    /// The Mooncake conversation trace, lengths divided; it needs --traces.
     Mooncake,
-    /// All of them.
+    /// All of them; it needs --traces.
     All,
 }
 
@@ -54,11 +54,54 @@ impl ShapeName {
     }
 }
 
-/// Lengths of the public traces are divided by this, so that a model of 135 M parameters on two cores can bear their mix.
-const AZURE_DIVISOR: u32 = 4;
-const MOONCAKE_DIVISOR: u32 = 32;
-const AZURE_FILE: &str = "azure2023/AzureLLMInferenceTrace_conv.csv";
-const MOONCAKE_FILE: &str = "mooncake/conversation_trace.jsonl";
+/// A trace that its authors have published. The user fetches it.
+struct PublicTrace {
+    name: &'static str,
+    /// Below the folder of `--traces`.
+    file: &'static str,
+    origin: &'static str,
+    /// Chosen so that a model of 135 M parameters on two cores can bear the mix.
+    length_divisor: u32,
+    spread: Option<StepSpread>,
+}
+
+const AZURE: PublicTrace = PublicTrace {
+    name: "Azure conversations",
+    file: "azure2023/AzureLLMInferenceTrace_conv.csv",
+    origin: "github.com/Azure/AzurePublicDataset, folder data",
+    length_divisor: 4,
+    spread: None,
+};
+const MOONCAKE: PublicTrace = PublicTrace {
+    name: "Mooncake conversations",
+    file: "mooncake/conversation_trace.jsonl",
+    origin: "github.com/kvcache-ai/Mooncake, folder FAST25-release/traces",
+    length_divisor: 32,
+    spread: Some(StepSpread {
+        step: mooncake::STEP,
+        seed: 0,
+    }),
+};
+
+impl PublicTrace {
+    fn traffic(&self, folder: Option<&Path>, context_tokens: u32) -> anyhow::Result<Traffic> {
+        let folder = folder.with_context(|| {
+            format!(
+                "the trace of this shape ({}) does not come with baton: fetch {} from {} and give --traces DIR; long-beside-streams, \
+                 short and conversations need no file",
+                self.name, self.file, self.origin
+            )
+        });
+        let fit = Fit {
+            length_divisor: self.length_divisor,
+            spread: self.spread,
+            context_tokens,
+        };
+        let mut traffic = Traffic::of_file(&folder.exit(Exit::Usage)?.join(self.file), fit)?;
+        self.name.clone_into(&mut traffic.name);
+        Ok(traffic)
+    }
+}
 
 const LONG_PROMPT_TOKENS: u32 = 1500;
 const LONG_OUTPUT_TOKENS: u32 = 16;
@@ -120,7 +163,7 @@ pub(super) struct Fit {
 impl Traffic {
     /// # Errors
     /// A trace file is not there or is none, or the shape does not fit the context.
-    pub fn named(name: ShapeName, folder: &Path, context_tokens: u32) -> anyhow::Result<Self> {
+    pub fn named(name: ShapeName, folder: Option<&Path>, context_tokens: u32) -> anyhow::Result<Self> {
         if let Some(longest) = name.longest().filter(|longest| *longest > context_tokens) {
             // Every arm would refuse these requests, and the verdict would be on the others.
             let error = anyhow::anyhow!(
@@ -129,16 +172,6 @@ impl Traffic {
             );
             return Err(error).exit(Exit::Usage);
         }
-        let file = |file: &str, length_divisor, spread, name: &str| {
-            let fit = Fit {
-                length_divisor,
-                spread,
-                context_tokens,
-            };
-            let mut traffic = Self::of_file(&folder.join(file), fit)?;
-            name.clone_into(&mut traffic.name);
-            anyhow::Ok(traffic)
-        };
         let made = |name: &str, source| Self {
             name: name.to_owned(),
             source,
@@ -146,14 +179,8 @@ impl Traffic {
         match name {
             ShapeName::LongBesideStreams => Ok(made("long prompts beside running streams", Source::LongBesideStreams)),
             ShapeName::Short => Ok(made("short prompts only", Source::Short)),
-            ShapeName::AzureConversation => file(AZURE_FILE, AZURE_DIVISOR, None, "Azure conversations"),
-            ShapeName::Mooncake => {
-                let spread = StepSpread {
-                    step: mooncake::STEP,
-                    seed: 0,
-                };
-                file(MOONCAKE_FILE, MOONCAKE_DIVISOR, Some(spread), "Mooncake conversations")
-            }
+            ShapeName::AzureConversation => AZURE.traffic(folder, context_tokens),
+            ShapeName::Mooncake => MOONCAKE.traffic(folder, context_tokens),
             ShapeName::Conversations => Ok(made("conversations", Source::Conversations { context_tokens })),
             ShapeName::All => anyhow::bail!("`all` is not one shape"),
         }
@@ -359,7 +386,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn named(name: ShapeName) -> Traffic {
-        Traffic::named(name, Path::new("/no/such/folder"), 2048).expect("made without a file")
+        Traffic::named(name, None, 2048).expect("made without a file")
     }
 
     #[test]
@@ -410,7 +437,7 @@ mod tests {
             (ShapeName::Short, 128),
             (ShapeName::Conversations, 800),
         ] {
-            let of = |context_tokens| Traffic::named(name, Path::new("/no/such/folder"), context_tokens);
+            let of = |context_tokens| Traffic::named(name, None, context_tokens);
             let traffic = of(longest).expect("it fits");
             traffic.trace(2.0, MINUTE, 1, &TYPICAL).expect("a trace");
             let error = of(longest - 1).expect_err("one token too many");
@@ -458,8 +485,11 @@ mod tests {
 
     #[test]
     fn a_file_that_is_missing_is_named() {
-        let error = Traffic::named(ShapeName::Mooncake, Path::new("/no/such/folder"), 2048).expect_err("no file");
-        assert!(format!("{error:#}").contains("--traces"), "{error:#}");
-        assert_eq!(crate::exit::of(&error), Exit::Usage);
+        for folder in [None, Some(Path::new("/no/such/folder"))] {
+            let error = Traffic::named(ShapeName::Mooncake, folder, 2048).expect_err("no file");
+            let words = format!("{error:#}");
+            assert!(words.contains("--traces") && words.contains(MOONCAKE.file), "{words}");
+            assert_eq!(crate::exit::of(&error), Exit::Usage);
+        }
     }
 }
