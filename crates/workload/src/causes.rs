@@ -1,19 +1,25 @@
 //! Why a request was slow: the part of its time that was longest beside what is usual in its run.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::record::{RequestRecord, Run, ServerRecord};
 use crate::statistics::Samples;
+use crate::summary::places_free;
+use crate::times::ms;
 
 /// What took the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CauseKind {
-    /// The client sent it late, or had no place for it (`--max-concurrency`).
+    /// The client sent it late.
     Client,
-    /// It waited for a place.
+    /// It waited for one of the places of the run (`--max-concurrency`), which slower requests had.
+    Place,
+    /// It waited at the server.
     Queue,
     /// Its prompt took long to compute.
     Prompt,
@@ -46,7 +52,7 @@ const FIRST_TOKEN: [&str; 1] = ["first_token_return"];
 const WARM_SHARE_MIN: f64 = 0.3;
 
 /// What is usual in a run: the median of each part.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usual {
     parts: Parts,
     cached_share: f64,
@@ -55,12 +61,15 @@ pub struct Usual {
     prompt_ms_per_token: f64,
     /// How many requests the client had at a time at most, where that was limited.
     places: Option<u64>,
+    /// Where that was limited: when there was a place for a request, by its id.
+    place_from: BTreeMap<String, Duration>,
 }
 
 /// The parts of a request's time, in milliseconds. They add up to its end-to-end time where the server tells its stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Parts {
     client: f64,
+    place: f64,
     queue: f64,
     prompt: f64,
     transfer: f64,
@@ -81,10 +90,12 @@ impl Usual {
             prompt_ms_per_token: at(10.0, &|record| Some(record.ttft_ms()? / computed(record))),
             parts: Parts::default(),
             places: run.places(),
+            place_from: place_from(run),
         };
         let part = |of: fn(&Parts) -> f64| at(50.0, &|record| Some(of(&usual.parts_of(record))));
         usual.parts = Parts {
             client: part(|parts| parts.client),
+            place: part(|parts| parts.place),
             queue: part(|parts| parts.queue),
             prompt: part(|parts| parts.prompt),
             transfer: part(|parts| parts.transfer),
@@ -95,9 +106,11 @@ impl Usual {
     }
 
     fn parts_of(&self, record: &RequestRecord) -> Parts {
-        let client = record.lag_ms();
+        let before_sent = record.lag_ms();
+        let place_from = self.place_from.get(&record.id).copied().unwrap_or_default();
+        let place = ms(place_from.saturating_sub(record.scheduled)).min(before_sent);
         let e2e = record.e2e_ms();
-        let waited = record.ttft_ms().unwrap_or(e2e) - client;
+        let waited = record.ttft_ms().unwrap_or(e2e) - before_sent;
         // In a run of many thousand requests the client does not ask the server for their stages.
         let told_stages = record.server.as_ref().filter(|server| !server.stages.is_empty());
         let (queue, prompt, before_first) = match told_stages {
@@ -107,7 +120,7 @@ impl Usual {
                 (waited - prompt, prompt, 0.0)
             }
         };
-        let rest = e2e - client - waited;
+        let rest = e2e - before_sent - waited;
         // The second token waits for the KV. The time beyond a usual gap is the transfer's, where the server says that one was.
         let handoff_gap = record.gaps_ms().next().unwrap_or(0.0) - self.tpot_ms;
         let told = record
@@ -117,7 +130,8 @@ impl Usual {
         let after_first = told.min(handoff_gap.max(0.0));
         let answer = (f64::from(record.output_tokens.saturating_sub(1)) * self.tpot_ms).min(rest - after_first);
         Parts {
-            client,
+            client: before_sent - place,
+            place,
             queue,
             prompt,
             transfer: before_first + after_first,
@@ -131,6 +145,7 @@ impl Usual {
         let (parts, usual) = (self.parts_of(record), self.parts);
         let each = [
             (CauseKind::Client, parts.client, usual.client),
+            (CauseKind::Place, parts.place, usual.place),
             (CauseKind::Queue, parts.queue, usual.queue),
             (CauseKind::Prompt, parts.prompt, usual.prompt),
             (CauseKind::Transfer, parts.transfer, usual.transfer),
@@ -161,11 +176,10 @@ impl Usual {
     fn words(&self, kind: CauseKind, record: &RequestRecord, [ms, usual_ms]: [f64; 2]) -> String {
         let told = record.server.as_ref();
         let mut words = match kind {
-            CauseKind::Client => match self.places {
-                Some(places) => {
-                    format!("client: it was sent late; each waits while {places} others run (--max-concurrency)")
-                }
-                None => "client: it was sent late".to_owned(),
+            CauseKind::Client => "client: it was sent late".to_owned(),
+            CauseKind::Place => match self.places {
+                Some(places) => format!("place: it waited while {places} others ran (--max-concurrency)"),
+                None => "place: it waited while others ran".to_owned(),
             },
             CauseKind::Queue => match told.and_then(longest_wait) {
                 Some(stage) => format!("queue: it waited, longest in {stage}"),
@@ -199,6 +213,14 @@ impl Usual {
         let _ = write!(words, "; {ms:.0} ms, usual are {usual_ms:.0} ms");
         words
     }
+}
+
+fn place_from(run: &Run) -> BTreeMap<String, Duration> {
+    if run.places().is_none() {
+        return BTreeMap::new();
+    }
+    let ids = run.records.iter().map(|record| record.id.clone());
+    ids.zip(places_free(run)).collect()
 }
 
 fn sum(server: &ServerRecord, names: &[&str]) -> f64 {
@@ -236,7 +258,6 @@ pub fn slowest(run: &Run, count: usize) -> Vec<&RequestRecord> {
 mod tests {
     use super::*;
     use crate::test_kit::{later, request, run};
-    use std::time::Duration;
 
     /// 20 ms in the queue, 80 ms of prompt, then a token every 10 ms; half of each prompt is cached.
     fn usual(id: u32) -> RequestRecord {
@@ -329,11 +350,25 @@ mod tests {
         let mut late = usual(99);
         late.sent += Duration::from_millis(300);
         delay(&mut late, 0, 300);
-        assert_eq!(cause(late.clone()), CauseKind::Client);
-        let mut limited = run("run", vec![late]);
-        limited.environment.insert("max_concurrency".to_owned(), 3.into());
-        let words = Usual::of(&limited).cause(&limited.records[0]).words;
-        assert!(words.contains("while 3 others run"), "{words}");
+        assert_eq!(cause(late), CauseKind::Client);
+    }
+
+    #[test]
+    fn a_wait_for_a_place_of_the_run_is_told_apart_from_a_late_client() {
+        // One at a time, each for 300 ms. All are due at the beginning.
+        let turn = |id: u32| RequestRecord {
+            scheduled: Duration::ZERO,
+            ..later(request(id, &[100, 300]), f64::from(id) * 300.0)
+        };
+        let mut limited = run("limited", (0..4).map(turn).collect());
+        limited.environment.insert("max_concurrency".to_owned(), 1.into());
+        let waited = Usual::of(&limited).cause(&limited.records[3]);
+        assert_eq!((waited.kind, waited.ms), (CauseKind::Place, 900.0), "{waited:?}");
+        let late = &mut limited.records[3];
+        late.sent += Duration::from_secs(2);
+        delay(late, 0, 2000);
+        let late = Usual::of(&limited).cause(&limited.records[3]);
+        assert_eq!((late.kind, late.ms), (CauseKind::Client, 2000.0), "{late:?}");
     }
 
     #[test]

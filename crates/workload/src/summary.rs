@@ -202,7 +202,7 @@ impl Lag {
 
 /// For each record, when there was a place for it: 0 without a limit of requests at a time. With a limit, the request that is sent as number
 /// k + limit needs k others to have ended.
-fn places_free(run: &Run) -> Vec<Duration> {
+pub(crate) fn places_free(run: &Run) -> Vec<Duration> {
     let mut free = vec![Duration::ZERO; run.records.len()];
     let Some(limit) = run.places() else {
         return free;

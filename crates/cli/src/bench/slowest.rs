@@ -105,16 +105,23 @@ pub fn run(args: &SlowestArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// A run, alone or as the member `run` of an object. Everything but its records is passed over.
+/// A run, alone or as the member `run` of an object. Its requests are wanted, and what says how many of them it had at a time; everything
+/// else is passed over.
 #[derive(Deserialize)]
 struct RunFile {
-    run: Option<Records>,
+    run: Option<KeptRun>,
     records: Option<Vec<RequestRecord>>,
+    loop_kind: Option<LoopKind>,
+    #[serde(default)]
+    environment: BTreeMap<String, Value>,
 }
 
 #[derive(Deserialize)]
-struct Records {
+struct KeptRun {
     records: Vec<RequestRecord>,
+    loop_kind: Option<LoopKind>,
+    #[serde(default)]
+    environment: BTreeMap<String, Value>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -126,10 +133,10 @@ struct TooLarge {
 }
 
 fn read(path: &Path) -> anyhow::Result<Run> {
-    Ok(run_of(records(File::open(path)?, RUN_BYTES_MAX)?))
+    kept_run(File::open(path)?, RUN_BYTES_MAX)
 }
 
-fn records(input: impl Read, bytes_max: u64) -> anyhow::Result<Vec<RequestRecord>> {
+fn kept_run(input: impl Read, bytes_max: u64) -> anyhow::Result<Run> {
     // One byte more than allowed, so that a file of the allowed size can be told from a larger one.
     let mut input = BufReader::new(input.take(bytes_max.saturating_add(1)));
     let file: Result<RunFile, _> = serde_json::from_reader(&mut input);
@@ -137,8 +144,17 @@ fn records(input: impl Read, bytes_max: u64) -> anyhow::Result<Vec<RequestRecord
         return Err(TooLarge { bytes_max }.into());
     }
     let file = file?;
-    let records = file.run.map(|run| run.records).or(file.records);
-    records.context("it has no `records`, and no `run` that has some")
+    let alone = file.records.map(|records| KeptRun {
+        records,
+        loop_kind: file.loop_kind,
+        environment: file.environment,
+    });
+    let kept = file.run.or(alone);
+    let kept = kept.context("it has no `records`, and no `run` that has some")?;
+    let mut run = run_of(kept.records);
+    run.loop_kind = kept.loop_kind.unwrap_or(run.loop_kind);
+    run.environment = kept.environment;
+    Ok(run)
 }
 
 fn run_of(records: Vec<RequestRecord>) -> Run {
@@ -330,9 +346,13 @@ mod tests {
 
     #[test]
     fn a_run_is_read_alone_or_within_an_object_and_other_files_are_refused() {
-        let run = run_of(vec![record_of(&detail(5.0, 12.0, 10.0))]);
+        let mut run = run_of(vec![record_of(&detail(5.0, 12.0, 10.0))]);
+        // It says that a request may have waited for a place.
+        run.environment.insert("max_concurrency".to_owned(), json!(3));
         assert_eq!(read_json(json!(run)).unwrap(), run);
         assert_eq!(read_json(json!({"row": "A", "run": run})).unwrap(), run);
+        run.loop_kind = LoopKind::Closed;
+        assert_eq!(read_json(json!(run)).unwrap(), run);
         assert!(read_json(json!({"records": 3})).is_err());
         assert!(read_json(json!({"row": "A"})).is_err());
         assert!(read(Path::new("/no/such/file")).is_err());
@@ -342,8 +362,8 @@ mod tests {
     fn a_file_is_read_up_to_its_limit_and_a_larger_one_is_refused() {
         let text = json!(run_of(Vec::new())).to_string();
         let length = text.len() as u64;
-        assert!(records(text.as_bytes(), length).unwrap().is_empty());
-        let error = records(text.as_bytes(), length - 1).unwrap_err();
+        assert!(kept_run(text.as_bytes(), length).unwrap().records.is_empty());
+        let error = kept_run(text.as_bytes(), length - 1).unwrap_err();
         assert!(error.downcast_ref::<TooLarge>().is_some(), "{error}");
     }
 }
