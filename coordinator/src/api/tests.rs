@@ -7,9 +7,10 @@ use grammar::Grammars;
 use service_runtime::http_guard::HttpGuard;
 
 use super::{ApiLimits, AppParts, AppState, NoMetrics};
-use crate::keys::file::{ClientKey, KeyFile, Limits, Scope};
-use crate::keys::secret::{KeyHash, SecretKey};
-use crate::keys::{HeldKey, Keys};
+use crate::keys::HeldKey;
+use crate::keys::file::Limits;
+use crate::keys::secret::SecretKey;
+use crate::keys::test_kit::{entry, keys_of};
 use crate::request_handle::{Readiness, Rejected, RequestHandle, Submission, Submit};
 use crate::text::TextModel;
 
@@ -55,20 +56,6 @@ pub(super) fn state(grammars: Grammars) -> AppState {
 pub(super) fn key(limits: Limits) -> Arc<HeldKey> {
     let (folder, secret) = (tempfile::tempdir().expect("a folder"), SecretKey::random());
     let file = folder.path().join("keys.toml");
-    let entry = ClientKey {
-        name: "client".parse().expect("a name"),
-        sha256: KeyHash::of(secret.text()),
-        scopes: [Scope::Inference].into(),
-        tenant: None,
-        lane: None,
-        weight: None,
-        limits,
-    };
-    let all = KeyFile {
-        keys: vec![entry],
-        ..KeyFile::default()
-    };
-    all.save(&file).expect("it is written");
-    let keys = Keys::open(&file, 8000).expect("it is read");
+    let keys = keys_of(&file, vec![entry("client", secret.text(), limits)]);
     keys.find(secret.text()).expect("it is there")
 }

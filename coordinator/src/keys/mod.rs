@@ -7,6 +7,8 @@ mod follow;
 pub mod secret;
 mod session;
 mod tenant;
+#[cfg(test)]
+pub(crate) mod test_kit;
 mod usage;
 
 use std::num::NonZeroU32;
@@ -223,35 +225,15 @@ mod tests {
 
     use super::file::Limits;
     use super::secret::SecretKey;
+    use super::test_kit::{entry, keys_of};
     use super::*;
-
-    fn entry(name: &str, secret: &SecretKey, limits: Limits) -> ClientKey {
-        ClientKey {
-            name: name.parse().expect("a name"),
-            sha256: KeyHash::of(secret.text()),
-            scopes: [Scope::Inference].into(),
-            tenant: None,
-            lane: None,
-            weight: None,
-            limits,
-        }
-    }
-
-    fn keys_of(file: &Path, entries: Vec<ClientKey>) -> Keys {
-        let keys = KeyFile {
-            keys: entries,
-            ..KeyFile::default()
-        };
-        keys.save(file).expect("is written");
-        Keys::open(file, 8000).expect("is read")
-    }
 
     #[test]
     fn a_key_is_found_by_its_text_alone_and_no_longer_when_the_file_has_it_no_more() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("keys.toml");
         let (ours, other) = (SecretKey::random(), SecretKey::random());
-        let keys = keys_of(&file, vec![entry("ours", &ours, Limits::default())]);
+        let keys = keys_of(&file, vec![entry("ours", ours.text(), Limits::default())]);
         let found = keys.find(ours.text()).expect("is there");
         assert_eq!(found.entry.name.as_str(), "ours");
         let cut = &ours.text()[..ours.text().len() - 1];
@@ -280,7 +262,8 @@ mod tests {
     fn a_session_has_an_end() {
         let folder = tempfile::tempdir().expect("a folder");
         let secret = SecretKey::random();
-        let keys = keys_of(&folder.path().join("k"), vec![entry("a", &secret, Limits::default())]);
+        let file = folder.path().join("keys.toml");
+        let keys = keys_of(&file, vec![entry("a", secret.text(), Limits::default())]);
         let (key, now) = (keys.find(secret.text()).expect("is there"), Instant::now());
         let (first, second) = (keys.begin_session(&key, now), keys.begin_session(&key, now));
         assert_ne!(first, second);
@@ -303,7 +286,7 @@ mod tests {
             concurrent_requests: std::num::NonZeroU32::new(1),
             ..Limits::default()
         };
-        let keys = keys_of(&file, vec![entry("a", &secret, limits)]);
+        let keys = keys_of(&file, vec![entry("a", secret.text(), limits)]);
         let now = Instant::now();
         let (running, _) = keys
             .find(secret.text())
@@ -322,7 +305,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("keys.toml");
         let secret = SecretKey::random();
-        let keys = keys_of(&file, vec![entry("a", &secret, Limits::default())]);
+        let keys = keys_of(&file, vec![entry("a", secret.text(), Limits::default())]);
         std::fs::write(&file, "[[key]]\nname = 3\n").expect("is written");
         keys.read_again().expect_err("no key file");
         std::fs::remove_file(&file).expect("is removed");

@@ -67,19 +67,15 @@ pub(super) fn first_word(hash: [u8; 32]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::file::{Limits, Scope};
+    use super::super::file::Limits;
     use super::super::secret::KeyHash;
+    use super::super::test_kit::entry;
     use super::*;
 
     fn key(name: &str, tenant: Option<&str>) -> ClientKey {
         ClientKey {
-            name: name.parse().expect("a name"),
-            sha256: KeyHash::of(name),
-            scopes: [Scope::Inference].into(),
             tenant: tenant.map(|tenant| tenant.parse().expect("a name")),
-            lane: None,
-            weight: None,
-            limits: Limits::default(),
+            ..entry(name, name, Limits::default())
         }
     }
 
