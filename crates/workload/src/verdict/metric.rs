@@ -24,6 +24,8 @@ pub enum Metric {
     Goodput,
     GoodputPerCore,
     GoodputPerGpu,
+    /// As the throughputs of `Summary`: it counts all tokens of the measured requests, so it divides by all of the time in which they came, up to
+    /// the end of the last answer. To divide by the time of the arrivals would show an overloaded arm as fast as the load.
     OutputTokensPerCore,
     OutputTokensPerGpu,
 }
