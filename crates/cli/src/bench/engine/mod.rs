@@ -20,6 +20,7 @@ use service_runtime::config::ByteSize;
 use simulator::costs::{Costs, HostCosts, LinkCosts, Overheads};
 
 use crate::exit::Exit;
+use crate::model::{resolve, with_exit};
 use crate::terminal::say;
 use rig::Rig;
 use sweep::Sweep;
@@ -203,7 +204,7 @@ struct Opening<'a> {
 impl<'a> Opening<'a> {
     fn of(args: &'a EngineArgs) -> anyhow::Result<Self> {
         Ok(Self {
-            path: crate::model::resolve(&args.model)?.path,
+            path: resolve(&args.model).map_err(with_exit)?.path,
             kept: KeptWeights::default(),
             args,
         })
@@ -237,5 +238,25 @@ impl<'a> Opening<'a> {
             progress: None,
         })?;
         Ok((Rig::new(engine), model_name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: EngineArgs,
+    }
+
+    #[test]
+    fn a_name_that_no_model_has_is_a_usage_error() {
+        let line = Line::try_parse_from(["engine", "--model", "gpt-17"]).expect("flags");
+        let error = Opening::of(&line.args).expect_err("no such model");
+        assert_eq!(crate::exit::of(&error), Exit::Usage, "{error:#}");
     }
 }
