@@ -172,7 +172,8 @@ impl ApiError {
         Self::unknown_caller(
             "missing_api_key",
             "This server asks for an API key, and none came. Send `Authorization: Bearer KEY`; OpenAI's clients take it as \
-             api_key, baton's commands from BATON_API_KEY. The operator makes keys with `baton keys create`.",
+             api_key, baton's commands from BATON_API_KEY, its load tests (`baton bench run`) from OPENAI_API_KEY. The operator \
+             makes keys with `baton keys create`.",
         )
     }
 

@@ -64,6 +64,7 @@ Examples:
 const AFTER_HELP: &str = "\
 --json prints one JSON document on stdout (tap and logs: one a line), and a failure as one line of JSON on stderr.
 BATON_ENDPOINT is the URL of the server where --url is not given; BATON_API_KEY is sent to it, where it asks for a key.
+bench run, sweep, matrix and interference send OPENAI_API_KEY instead, because they may measure anybody's server.
 BATON_CA is the file of the authority that a server at https:// has to be certified by, where --ca is not given.";
 
 #[derive(Debug, Parser)]

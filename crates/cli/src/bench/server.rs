@@ -28,6 +28,7 @@ pub(super) struct ServerArgs {
     /// The model to ask for [default: the first one that the server lists].
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
+    /// Sent as `Authorization: Bearer KEY`.
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
     /// Lengths, arrivals and prompts follow from it.
