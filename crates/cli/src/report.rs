@@ -107,7 +107,7 @@ fn parse(text: &[u8], args: &ReportArgs) -> anyhow::Result<Report> {
     }
     anyhow::ensure!(
         kind.records.is_some(),
-        "it has neither `shapes`, as a comparison has, nor `records`, as a run has; give the report.json of `baton compare`"
+        "it has neither `shapes`, as a comparison has, nor `records`, as a run has; give the report.json of `baton compare`, or what `baton bench run --run-json` wrote"
     );
     let run: Run = serde_json::from_slice(text).context("it has `records`, but is not a run")?;
     let frame = RunFrame {

@@ -39,7 +39,8 @@ pub struct TrafficArgs {
     /// Shorten prompt and answer of the trace's longest requests, or the lengths of a shape, to so many tokens together.
     #[arg(long, value_name = "TOKENS")]
     shorten_to: Option<u32>,
-    /// A shape of `baton compare` instead: prefill-heavy, balanced, decode-heavy, short, long-beside-streams.
+    /// A shape with a name instead: prefill-heavy, balanced, decode-heavy, short, long-beside-streams. Its lengths are not those of the
+    /// shapes of `baton compare`.
     #[arg(long, value_parser = shape, conflicts_with_all = ["prompt_tokens", "output_tokens", "range_ratio"])]
     shape: Option<NamedShape>,
     /// Tokens of each prompt.
