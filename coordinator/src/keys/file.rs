@@ -172,6 +172,8 @@ pub struct KeyFile {
 /// Why a file of keys is refused. A message shows no value of the file but names: somebody may have pasted a key where it does not belong.
 #[derive(Debug, Error)]
 pub enum KeyFileError {
+    #[error("there is no file of keys {file}; `baton keys create NAME --file {file}` makes one", file = .file.display())]
+    Missing { file: PathBuf },
     #[error("cannot read the file of keys {file}: {source}", file = .file.display())]
     Read { file: PathBuf, source: std::io::Error },
     #[error("cannot write the file of keys {file}: {source}", file = .file.display())]
@@ -216,7 +218,10 @@ impl KeyFile {
             why,
         };
         let mut text = String::new();
-        let opened = File::open(file).map_err(cannot_read)?;
+        let opened = File::open(file).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => KeyFileError::Missing { file: file.to_owned() },
+            _ => cannot_read(source),
+        })?;
         let mut limited = opened.take(FILE_BYTES_MAX + 1);
         limited.read_to_string(&mut text).map_err(cannot_read)?;
         if text.len() as u64 > FILE_BYTES_MAX {
@@ -435,6 +440,15 @@ mod tests {
             let refused = KeyFile::parse(&text).expect_err(&text).to_string();
             assert!(!refused.contains(&secret[8..24]), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_file_that_is_missing_is_told_from_one_that_cannot_be_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let missing = KeyFile::load(&folder.path().join("keys.toml"));
+        assert!(matches!(missing, Err(KeyFileError::Missing { .. })), "{missing:?}");
+        let unreadable = KeyFile::load(folder.path());
+        assert!(matches!(unreadable, Err(KeyFileError::Read { .. })), "{unreadable:?}");
     }
 
     #[test]

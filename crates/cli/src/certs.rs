@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use identity::{Authority, AuthorityError, CertifiedProcess, in_days};
 
@@ -78,7 +79,13 @@ pub fn run(args: &CertsArgs) -> anyhow::Result<Exit> {
         }
         CertsVerb::Issue(args) => {
             let processes = processes(&args.processes)?;
-            let authority = Authority::open(&args.folder).map_err(in_words)?;
+            let authority = Authority::open(&args.folder).map_err(in_words);
+            let authority = authority.with_context(|| {
+                format!(
+                    "{} has no authority that can be used; `baton certs init` makes one",
+                    args.folder.display()
+                )
+            })?;
             issue(&authority, &processes, args.processes.days)
         }
     }
