@@ -355,10 +355,10 @@ impl LocalCluster {
         exits.find(|exit| !exit.has_left())
     }
 
-    /// After [`LocalCluster::stop`]: the first process in start order that ended by a signal or with an error.
-    pub(crate) fn first_bad_end(&self) -> Option<NodeExit> {
-        let mut exits = self.order.iter().filter_map(|name| self.exit_of(name));
-        exits.find(|exit| !exit.status.success())
+    /// After [`LocalCluster::stop`], which has killed these: the first process in start order that ended by another signal or with an
+    /// error.
+    pub(crate) fn first_bad_end(&self, killed: &[String]) -> Option<NodeExit> {
+        bad_end(self.order.iter().filter_map(|name| self.exit_of(name)), killed)
     }
 
     fn running_nodes(&self) -> usize {
@@ -414,6 +414,10 @@ impl LocalCluster {
     }
 }
 
+fn bad_end(mut exits: impl Iterator<Item = NodeExit>, killed: &[String]) -> Option<NodeExit> {
+    exits.find(|exit| !exit.status.success() && !killed.contains(&exit.name))
+}
+
 /// Where a process of this machine reaches a port that listens on `bound`. A certificate names no unspecified address.
 fn reached_here(bound: String) -> String {
     let Ok(mut address) = bound.parse::<SocketAddr>() else {
@@ -453,7 +457,35 @@ impl Drop for LocalCluster {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
     use super::*;
+
+    #[test]
+    fn a_process_that_died_is_told_from_one_that_was_killed_because_it_did_not_end() {
+        // The kernel's form: a signal as it is, a status in the second byte.
+        let exit = |name: &str, status: i32| NodeExit {
+            name: name.to_owned(),
+            kind: ProcessKind::Decode,
+            pid: 1,
+            status: ExitStatus::from_raw(status),
+            last_lines: Vec::new(),
+        };
+        let exits = [
+            exit("decode-0", 0),
+            exit("decode-1", 9),
+            exit("decode-2", 6),
+            exit("decode-3", 1 << 8),
+        ];
+        let first = |killed: &[&str]| {
+            let killed: Vec<String> = killed.iter().map(|name| (*name).to_owned()).collect();
+            bad_end(exits.iter().cloned(), &killed).map(|exit| exit.name)
+        };
+        assert_eq!(first(&[]).as_deref(), Some("decode-1"));
+        assert_eq!(first(&["decode-1"]).as_deref(), Some("decode-2"));
+        assert_eq!(first(&["decode-1", "decode-2"]).as_deref(), Some("decode-3"));
+        assert_eq!(first(&["decode-1", "decode-2", "decode-3"]), None);
+    }
 
     #[test]
     fn a_port_on_every_address_is_asked_on_loopback() {

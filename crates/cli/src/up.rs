@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, ensure};
 use clap::Args;
 use coordinator::SloConfig;
 use coordinator::keys::file::KeyFile;
@@ -272,12 +272,13 @@ async fn drain(cluster: &LocalCluster, signals: &mut Signals, stop: Stop, grace:
     );
     tokio::select! {
         killed = cluster.stop(grace + EXIT_AFTER_DRAIN) => {
+            let mut wrong = Vec::new();
             if !killed.is_empty() {
-                bail!("not drained within {} s, killed: {}", grace.as_secs(), killed.join(", "));
+                wrong.push(format!("not drained within {} s, killed: {}", grace.as_secs(), killed.join(", ")));
             }
-            if let Some(exit) = cluster.first_bad_end() {
-                bail!("a process did not end well: {exit}");
-            }
+            // It may be why the others did not end.
+            wrong.extend(cluster.first_bad_end(&killed).map(|exit| format!("a process did not end well: {exit}")));
+            ensure!(wrong.is_empty(), "{}", wrong.join("; "));
             say!("stopped; no process is left");
             Ok(stop.exit())
         }
