@@ -106,6 +106,25 @@ async fn rates_above_one_that_is_over_saturated_are_left_out() {
     assert_eq!(report["bends"], json!(["10.000 req/s"]));
 }
 
+#[tokio::test]
+async fn the_slo_does_not_hold_at_a_rate_that_is_over_saturated() {
+    // The run at 100 ends before a wait reaches the limit, but its queue grows all the time.
+    let words = [
+        "--rates",
+        "10,100,200",
+        "--random-output-len",
+        "2",
+        "--slo",
+        "1000000:50",
+    ];
+    let args = args(&words);
+    let sweep = settings(&args, &judge(&args), queue).await.expect("runs");
+    let met = |at: usize| sweep.points[at].0.summary.attainment.both;
+    assert_eq!((sweep.points.len(), met(0), met(1)), (2, 1.0, 1.0));
+    let report = serde_json::to_value(SweepReport::of(&args, &judge(&args), &sweep)).expect("JSON");
+    assert_eq!(report["bends"], json!(["10.000 req/s"]));
+}
+
 /// The same server and a client that sends 50 ms late above 15 requests a second.
 async fn late_client(plan: LoadPlan) -> anyhow::Result<Run> {
     let mut run = queue(plan).await?;

@@ -150,11 +150,13 @@ impl Point {
 /// The last load at which the SLO holds, for each shape in which it fails at a higher one. Above a load that failed no other load
 /// counts, whatever the order in which they were measured. A point whose client sent late says nothing about the server.
 fn bends(points: &[Point], settings: &[Setting], attainment_min: f64) -> Vec<String> {
+    // As in the search for the knee: a queue that grows all the time breaks the limits of a longer run.
+    let holds = |point: &Point| held(&point.summary, attainment_min) && point.over_saturation.is_none();
     let mut measured: Vec<(&Setting, bool, &str)> = settings
         .iter()
         .zip(points)
         .filter(|(_, point)| point.summary.lag.is_valid)
-        .map(|(setting, point)| (setting, held(&point.summary, attainment_min), point.label.as_str()))
+        .map(|(setting, point)| (setting, holds(point), point.label.as_str()))
         .collect();
     // Of a load that was measured twice the run that failed counts, so it comes first.
     measured.sort_by(|(one, one_held, _), (other, other_held, _)| {
