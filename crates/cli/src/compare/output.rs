@@ -45,8 +45,10 @@ fn table(comparison: &Comparison, shape: &Shape) -> Table {
     ]);
     for arm in &comparison.arms {
         for (load, runs) in by_load(comparison, shape, arm) {
-            let median = |of: fn(&Summary) -> f64| {
-                let middle = Samples::new(runs.iter().map(of)).percentile(50.0);
+            // A run in which nothing was answered has no times. The median of the other runs would be that of the better ones.
+            let median = |of: fn(&Summary) -> Option<f64>| {
+                let all: Option<Vec<f64>> = runs.iter().map(of).collect();
+                let middle = all.and_then(|all| Samples::new(all).percentile(50.0));
                 middle.map_or("-".to_owned(), |value| format!("{value:.2}"))
             };
             let sum = |of: fn(&Summary) -> usize| runs.iter().map(of).sum::<usize>().to_string();
@@ -54,10 +56,10 @@ fn table(comparison: &Comparison, shape: &Shape) -> Table {
                 arm.name.as_str().into(),
                 format!("{:.2}", f64::from_bits(load)).into(),
                 runs.len().to_string().into(),
-                median(|run| run.goodput_per_s).into(),
-                median(|run| run.ttft_ms.map_or(f64::NAN, |times| times.p50)).into(),
-                median(|run| run.ttft_ms.map_or(f64::NAN, |times| times.p99)).into(),
-                median(|run| run.itl_ms.map_or(f64::NAN, |times| times.p99)).into(),
+                median(|run| Some(run.goodput_per_s)).into(),
+                median(|run| Some(run.ttft_ms?.p50)).into(),
+                median(|run| Some(run.ttft_ms?.p99)).into(),
+                median(|run| Some(run.itl_ms?.p99)).into(),
                 sum(|run| run.counts.measured - run.counts.completed).into(),
                 sum(|run| run.handoffs.handed_off).into(),
                 sum(|run| run.handoffs.local_prefill.values().sum()).into(),
@@ -75,4 +77,28 @@ fn by_load(comparison: &Comparison, shape: &Shape, arm: &Arm) -> BTreeMap<u64, V
         loads.entry(run.run.offered.to_bits()).or_default().push(summary);
     }
     loads
+}
+
+#[cfg(test)]
+mod tests {
+    use workload::record::Outcome;
+
+    use super::*;
+    use crate::compare::test_kit;
+
+    #[test]
+    fn an_arm_has_no_median_of_times_where_a_run_of_it_answered_nothing() {
+        let mut comparison = test_kit::comparison();
+        let mut of_split = comparison.shapes[0].runs.iter_mut().filter(|run| run.arm == "split");
+        for record in &mut of_split.next().expect("its first repeat").run.records {
+            record.outcome = Outcome::Refused { status: 429 };
+        }
+        let text = text(&comparison, &Refused::new());
+        let row = |arm: &str| -> Vec<&str> {
+            let line = text.lines().find(|line| line.trim_start().starts_with(arm));
+            line.expect("its row").split_whitespace().collect()
+        };
+        assert_eq!(row("whole")[2..8], ["3", "1.00", "5.00", "5.00", "1.00", "0"]);
+        assert_eq!(row("split")[2..8], ["3", "1.00", "-", "-", "-", "3"]);
+    }
 }

@@ -219,7 +219,8 @@ impl<'a> ArmView<'a> {
     pub fn sum(&self, of: impl Fn(&Summary) -> usize) -> usize {
         self.runs.iter().map(|(_, summary)| of(summary)).sum()
     }
-    /// The mean over the repeats, as the contrasts have it.
+    /// The mean over the repeats, as the contrasts have it. `None`: a repeat has no such time, because nothing of it was answered. The mean of
+    /// the others would be that of the better ones.
     pub fn ttft_p99(&self) -> Option<f64> {
         self.mean_of(|summary| summary.ttft_ms.map(|ttft| ttft.p99))
     }
@@ -227,7 +228,11 @@ impl<'a> ArmView<'a> {
         self.mean_of(|summary| summary.itl_ms.map(|itl| itl.p99))
     }
     fn mean_of(&self, of: impl Fn(&Summary) -> Option<f64>) -> Option<f64> {
-        let values: Vec<f64> = self.runs.iter().filter_map(|(_, summary)| of(summary)).collect();
+        let values: Vec<f64> = self
+            .runs
+            .iter()
+            .map(|(_, summary)| of(summary))
+            .collect::<Option<_>>()?;
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
     /// A metric over all repeats, with its interval.

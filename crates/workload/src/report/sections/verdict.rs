@@ -14,8 +14,9 @@ pub fn section(view: &View<'_>) -> Section {
         let Some(load) = shape.headline() else { return };
         section.blocks.push(Block::Table(arms(load)));
         section.text(
-            "Percentiles are those of completed requests. All figures are means over the repeats. \
-             Refused, failed and cancelled requests meet no limit. The price is that of the whole arm.",
+            "Percentiles are those of completed requests. Percentiles and rates are means over the repeats; an arm has no percentile where \
+             one of its repeats has none. Refused, failed and cancelled requests meet no limit. The price is that of the whole arm in \
+             all repeats together.",
         );
         if view.subject == Subject::Comparison {
             let none = "No two arms were contrasted on this shape.";
@@ -92,15 +93,13 @@ fn arms(load: &LoadView<'_>) -> Table {
     table
 }
 
-/// US dollars for a million output tokens that met both limits, over all repeats.
+/// US dollars for a million output tokens that met both limits. All repeats together: one that accepted no token costs as much as the others.
 fn dollars(arm: &ArmView<'_>) -> Option<f64> {
-    let resources = &arm.declared?.resources;
-    let each: Vec<f64> = arm
-        .runs
-        .iter()
-        .filter_map(|(_, summary)| summary.per_resource(resources).dollars_per_million_accepted_tokens)
-        .collect();
-    (!each.is_empty()).then(|| each.iter().sum::<f64>() / each.len() as f64)
+    let price = arm.declared?.resources.price_per_hour?;
+    let summaries = || arm.runs.iter().map(|(_, summary)| summary);
+    let tokens: u64 = summaries().map(|summary| summary.accepted_tokens).sum();
+    let seconds: f64 = summaries().map(|summary| summary.duration_s).sum();
+    (tokens > 0).then(|| price * seconds / 3600.0 / tokens as f64 * 1e6)
 }
 
 fn contrasts(caption: &str, contrasts: &[&Contrast]) -> Table {
@@ -192,4 +191,70 @@ fn errors(load: &LoadView<'_>) -> Table {
         }
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::comparison::{Arm, ArmKind, ArmRun, Comparison, Resources, Shape};
+    use crate::record::Run;
+    use crate::report::synthetic;
+    use crate::test_kit::{request, run};
+
+    /// One arm at 1 US dollar a second.
+    fn of_repeats(runs: Vec<Run>) -> Comparison {
+        let runs = (0..).zip(runs).map(|(repeat, run)| ArmRun {
+            arm: "a".to_owned(),
+            repeat,
+            run,
+        });
+        Comparison {
+            arms: vec![Arm {
+                name: "a".to_owned(),
+                kind: ArmKind::External,
+                topology: "a".to_owned(),
+                settings: BTreeMap::new(),
+                resources: Resources {
+                    price_per_hour: Some(3600.0),
+                    ..Resources::default()
+                },
+                tuning: Vec::new(),
+            }],
+            shapes: vec![Shape {
+                name: "s".to_owned(),
+                traffic: String::new(),
+                trace_hash: String::new(),
+                runs: runs.collect(),
+                contrasts: Vec::new(),
+                verdict: String::new(),
+            }],
+            ..synthetic::empty()
+        }
+    }
+
+    #[test]
+    fn a_repeat_that_served_nobody_counts() {
+        let good = run("a", vec![request(1, &[100, 120])]);
+        let mut failed = run("a", vec![request(1, &[])]);
+        failed.records[0].outcome = Outcome::Failed {
+            error: "no answer".to_owned(),
+        };
+        failed.measured = Duration::from_millis(120);
+        let figures = |runs: Vec<Run>| {
+            let comparison = of_repeats(runs);
+            let view = View::new(&comparison, Subject::Comparison);
+            let arm = &view.shapes[0].loads[0].arms[0];
+            (arm.ttft_p99(), arm.itl_p99(), dollars(arm).map(f64::round))
+        };
+        // Two tokens in 0.12 s.
+        let served = figures(vec![good.clone(), good.clone()]);
+        assert_eq!(served, (Some(100.0), Some(20.0), Some(60_000.0)));
+        // Two tokens in 0.24 s; the percentiles of the better repeat alone would be no mean.
+        let half = figures(vec![good, failed.clone()]);
+        assert_eq!(half, (None, None, Some(120_000.0)));
+        assert_eq!(figures(vec![failed]), (None, None, None));
+    }
 }
