@@ -148,7 +148,7 @@ fn as_json(
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value.into()))
         .collect();
-    let value = serde_json::json!({
+    let mut value = serde_json::json!({
         "change": changed.name,
         "topology": base.topology.to_string(),
         "topology_changed": changed.topology.to_string(),
@@ -162,6 +162,9 @@ fn as_json(
         "costs": base.costs.name,
         "error": base.costs.accuracy_sentence(),
     });
+    if traffic.too_long > 0 {
+        value["requests_too_long"] = traffic.too_long.into();
+    }
     Ok(format!("{}\n", serde_json::to_string_pretty(&value)?))
 }
 
@@ -211,6 +214,13 @@ fn as_text((base, changed): (&Scenario, &Scenario), traffic: &Traffic, predictio
             out,
             "{} requests did not end or were turned away; they are taken to be as long as their limit.",
             traffic.of_unknown_length
+        );
+    }
+    if traffic.too_long > 0 {
+        let _ = writeln!(
+            out,
+            "{} requests had prompts that leave a node no room for an answer; they are left out.",
+            traffic.too_long
         );
     }
     if traffic.ending == Ending::Cut {
@@ -306,6 +316,7 @@ mod tests {
             ttft_ms: vec![300.0],
             faults: 0,
             of_unknown_length: 0,
+            too_long: 0,
             ending: Ending::Cut,
         }
     }
@@ -334,6 +345,13 @@ mod tests {
         let text = as_text((&base, &changed), &recorded(), &prediction);
         assert!(text.contains(&base.costs.accuracy_sentence()), "{text}");
         assert!(text.contains(&changed.name), "{text}");
+        assert!(!text.contains("left out"), "{text}");
+        let with_long_ones = Traffic {
+            too_long: 2,
+            ..recorded()
+        };
+        let text = as_text((&base, &changed), &with_long_ones, &prediction);
+        assert!(text.contains("2 requests had prompts"), "{text}");
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub struct Traffic {
     /// Requests without a note of their length: they had not ended, or had been turned away. They are taken to be as long as they
     /// were allowed to be.
     pub of_unknown_length: usize,
+    /// Requests whose prompts leave no room for an answer in what a node takes. They were turned away, and are not in the trace.
+    pub too_long: usize,
     pub ending: Ending,
 }
 
@@ -45,7 +47,13 @@ pub enum TrafficError {
     NoRequests,
     #[error("no decode node joined in this record: there is no cluster to simulate")]
     NoDecodeNode,
-    #[error("the record has more than {REQUESTS_MAX} requests, or more than {BLOCKS_MAX} blocks of prompts")]
+    #[error(
+        "each request of this record has a prompt of at least {max_model_tokens} tokens, which is all that a node of it takes: there is no traffic to simulate"
+    )]
+    AllTooLong { max_model_tokens: u32 },
+    #[error(
+        "the record has more than {REQUESTS_MAX} requests, or more than {BLOCKS_MAX} blocks of prompts: take a record of a shorter time"
+    )]
     TooLarge,
 }
 
@@ -150,13 +158,18 @@ impl Collected {
         }
     }
 
-    fn into_traffic(self, (name, config): (String, ClusterConfig), ending: Ending) -> Result<Traffic, TrafficError> {
+    fn into_traffic(
+        mut self,
+        (name, config): (String, ClusterConfig),
+        ending: Ending,
+    ) -> Result<Traffic, TrafficError> {
         let start = self
             .requests
             .first()
             .map(|(_, first)| first.at)
             .ok_or(TrafficError::NoRequests)?;
         let capacity = self.capacity.ok_or(TrafficError::NoDecodeNode)?;
+        let too_long = self.leave_out_too_long(capacity.max_model_tokens)?;
         let block_tokens = capacity.block_tokens;
         let blocks = self.requests.iter().map(|(_, arrived)| arrived.blocks(block_tokens));
         if blocks.fold(0, usize::saturating_add) > BLOCKS_MAX {
@@ -186,8 +199,20 @@ impl Collected {
             ttft_ms,
             faults: self.faults,
             of_unknown_length,
+            too_long,
             ending,
         })
+    }
+
+    /// A simulated node would refuse them as the real ones did, and one of them would forbid a simulation of all others. How many they are.
+    fn leave_out_too_long(&mut self, max_model_tokens: u32) -> Result<usize, TrafficError> {
+        let all = self.requests.len();
+        self.requests
+            .retain(|(_, arrived)| arrived.prompt_tokens < max_model_tokens);
+        match self.requests.len() {
+            0 => Err(TrafficError::AllTooLong { max_model_tokens }),
+            left => Ok(all - left),
+        }
     }
 }
 
@@ -240,5 +265,68 @@ impl Traffic {
     /// From the first arrival to the last one.
     pub fn span(&self) -> Duration {
         self.trace.requests.last().map_or(Duration::ZERO, |last| last.at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serving_core::request::Lane;
+
+    use super::*;
+
+    fn arrived(prompt_tokens: u32, output_tokens: Option<u64>) -> (RequestId, Arrived) {
+        let arrived = Arrived {
+            at: Time::from_millis(5),
+            prompt_tokens,
+            max_tokens: 16,
+            choices: 1,
+            lane: Lane::Interactive,
+            keys: None,
+            first_token: None,
+            output_tokens,
+        };
+        (RequestId(prompt_tokens.into()), arrived)
+    }
+
+    fn traffic_of(requests: Vec<(RequestId, Arrived)>) -> Result<Traffic, TrafficError> {
+        let collected = Collected {
+            requests,
+            capacity: Some(NodeCapacity {
+                kv_blocks: 100,
+                block_tokens: 16,
+                max_sequences: 8,
+                max_batch_tokens: 512,
+                max_model_tokens: 1_024,
+                block_bytes: 1_000,
+            }),
+            ..Collected::default()
+        };
+        collected.into_traffic(("test".to_owned(), ClusterConfig::default()), Ending::Cut)
+    }
+
+    #[test]
+    fn a_prompt_that_no_node_takes_is_left_out_and_counted() {
+        let all = vec![
+            arrived(100, Some(5)),
+            arrived(1_023, Some(9)),
+            arrived(1_024, None),
+            arrived(9_000, None),
+        ];
+        let traffic = traffic_of(all).expect("two requests are left");
+        let lengths: Vec<(u32, u32)> = traffic
+            .trace
+            .requests
+            .iter()
+            .map(|request| (request.prompt_tokens, request.output_tokens))
+            .collect();
+        assert_eq!(lengths, [(100, 5), (1_023, 1)]);
+        assert_eq!((traffic.too_long, traffic.of_unknown_length), (2, 0));
+        let error = traffic_of(vec![arrived(9_000, None)]).expect_err("nothing is left");
+        assert!(matches!(
+            error,
+            TrafficError::AllTooLong {
+                max_model_tokens: 1_024
+            }
+        ));
     }
 }
