@@ -16,7 +16,7 @@ pub(super) struct Prediction {
 pub(super) struct Row {
     /// With its unit.
     pub metric: &'static str,
-    /// Medians over the simulations.
+    /// Medians over the simulations. `None`: one of them has no such figure.
     pub base: Option<f64>,
     pub changed: Option<f64>,
     /// As a share of `base`.
@@ -29,7 +29,7 @@ pub(super) struct Row {
 pub(super) enum Direction {
     Lower,
     Higher,
-    /// No simulation shows one, or the simulations with other draws do not agree.
+    /// No simulation shows one, the simulations with other draws do not agree, or one of them has no such figure.
     None,
 }
 
@@ -76,19 +76,24 @@ impl Prediction {
 
 impl Row {
     fn of(metric: &'static str, (base, changed): (&[Summary], &[Summary]), figure: Figure) -> Self {
-        let median = |summaries: &[Summary]| Samples::new(summaries.iter().filter_map(figure)).percentile(50.0);
+        // A simulation that completed nothing has no times. What the others say without it would be too good.
+        let median = |summaries: &[Summary]| {
+            let all: Option<Vec<f64>> = summaries.iter().map(figure).collect();
+            Samples::new(all?).percentile(50.0)
+        };
         let (before, after) = (median(base), median(changed));
         let difference = before.zip(after).and_then(|(before, after)| share(before, after));
         // The same draws in pairs: most of what the draws do cancels out.
         let pairs = base.iter().zip(changed);
-        let moves = pairs.filter_map(|(base, changed)| Some(moved(figure(base)?, figure(changed)?)));
-        let moves: Vec<f64> = moves.collect();
+        let moves: Option<Vec<f64>> = pairs
+            .map(|(base, changed)| Some(moved(figure(base)?, figure(changed)?)))
+            .collect();
         Self {
             metric,
             base: before,
             changed: after,
             difference,
-            direction: direction(&moves),
+            direction: moves.map_or(Direction::None, |moves| direction(&moves)),
         }
     }
 }
@@ -119,7 +124,68 @@ fn direction(shares: &[f64]) -> Direction {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use serving_core::request::Lane;
+    use workload::comparison::Slo;
+    use workload::record::{LoopKind, Outcome, RequestRecord, Run, RunPart, Usage};
+
     use super::*;
+
+    /// Of a run with one request. `None`: it was refused.
+    fn with_ttft(ttft_ms: Option<u64>) -> Summary {
+        let tokens: Vec<Duration> = ttft_ms.map(Duration::from_millis).into_iter().collect();
+        let record = RequestRecord {
+            id: "r".to_owned(),
+            part: RunPart::Measured,
+            lane: Lane::Interactive,
+            prompt_tokens: 1,
+            cached_tokens: None,
+            output_tokens: 1,
+            scheduled: Duration::ZERO,
+            sent: Duration::ZERO,
+            ended: Duration::from_secs(1),
+            outcome: match ttft_ms {
+                Some(_) => Outcome::Completed,
+                None => Outcome::Refused { status: 429 },
+            },
+            tokens,
+            output_hash: None,
+            server: None,
+        };
+        let run = Run {
+            name: "test".to_owned(),
+            loop_kind: LoopKind::Simulated,
+            offered: 1.0,
+            records: vec![record],
+            measured: Duration::from_secs(1),
+            client: Usage::default(),
+            server: BTreeMap::new(),
+            environment: BTreeMap::new(),
+        };
+        let slo = Slo {
+            name: "custom".to_owned(),
+            ttft_ms_max: 100.0,
+            itl_ms_max: 100.0,
+        };
+        Summary::of(&run, &slo)
+    }
+
+    #[test]
+    fn a_simulation_that_completed_nothing_leaves_no_figure_of_a_latency() {
+        let shown = |metric: &str, changed: [Option<u64>; 3]| {
+            let prediction = Prediction::of(&[Some(10); 3].map(with_ttft), &changed.map(with_ttft));
+            let row = prediction.rows.into_iter().find(|row| row.metric == metric);
+            row.map(|row| (row.changed, row.direction))
+        };
+        let (all, some, none) = ([Some(5); 3], [Some(5), Some(5), None], [None; 3]);
+        assert_eq!(shown("ttft_ms_p50", all), Some((Some(5.0), Direction::Lower)));
+        assert_eq!(shown("ttft_ms_p50", some), Some((None, Direction::None)));
+        assert_eq!(shown("ttft_ms_p50", none), Some((None, Direction::None)));
+        assert_eq!(shown("completed", some), Some((Some(1.0), Direction::None)));
+        assert_eq!(shown("completed", none), Some((Some(0.0), Direction::Lower)));
+    }
 
     #[test]
     fn a_direction_is_one_that_all_draws_show() {
