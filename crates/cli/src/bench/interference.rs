@@ -11,7 +11,8 @@ use workload::statistics::Samples;
 
 use super::arguments::positive;
 use super::interrupt::{is_cut, until_interrupted};
-use super::measure::measure;
+use super::load::plan::LoadPlan;
+use super::measure::{End, measure};
 use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
 use crate::observe::table::{Cell, Table};
@@ -24,7 +25,9 @@ Examples:
   baton bench interference --streams 4,8 --long-input-len 800 --stream-output-len 256
   baton bench interference --url http://127.0.0.1:8000 --beside http://127.0.0.1:8001   two servers, one table
 Start the servers with `baton up --topology 2c` and `baton up --topology 1p1d` to compare co-located with disaggregated nodes,
-one after the other where they would share cores.";
+one after the other where they would share cores.
+
+Exit status: 0; 1 or 4 when a server fails meanwhile (the rows before are printed); 130 after Ctrl-C.";
 
 #[derive(Clone, Debug, Args)]
 #[command(before_help = EXAMPLES)]
@@ -84,15 +87,27 @@ struct Row {
 }
 
 pub fn run(args: &InterferenceArgs) -> anyhow::Result<Exit> {
-    let (rows, is_whole) = until_interrupted(async |stop| rows(args, stop).await)?;
+    let (rows, end) = until_interrupted(async |stop: CancellationToken| {
+        let send = async |plan: LoadPlan| measure(&plan, &stop).await;
+        rows(args, send).await
+    })?;
     print_result(&match args.json {
         true => format!("{}\n", serde_json::to_string_pretty(&rows)?),
         false => text(&rows, Terminal::stdout()),
     })?;
-    Ok(if is_whole { Exit::Ok } else { Exit::Interrupted })
+    match end {
+        End::Whole => Ok(Exit::Ok),
+        End::Cut => Ok(Exit::Interrupted),
+        End::Broken(error) => Err(error),
+    }
 }
 
-async fn rows(args: &InterferenceArgs, stop: CancellationToken) -> anyhow::Result<(Vec<Row>, bool)> {
+/// # Errors
+/// The first row cannot be measured.
+async fn rows(
+    args: &InterferenceArgs,
+    mut send: impl AsyncFnMut(LoadPlan) -> anyhow::Result<Run>,
+) -> anyhow::Result<(Vec<Row>, End)> {
     let mut rows = Vec::new();
     for url in std::iter::once(&args.server.url).chain(&args.beside) {
         for streams in args.streams.iter().copied() {
@@ -102,15 +117,20 @@ async fn rows(args: &InterferenceArgs, stop: CancellationToken) -> anyhow::Resul
                 ..args.server.clone()
             };
             let plan = server.plan(shape.trace().exit(Exit::Usage)?);
-            let run = measure(&plan, &stop).await?;
-            if is_cut(&run) {
-                return Ok((rows, false));
-            }
+            let run = match send(plan).await {
+                Ok(run) if is_cut(&run) => return Ok((rows, End::Cut)),
+                Ok(run) => run,
+                Err(error) if rows.is_empty() => return Err(error),
+                Err(error) => {
+                    let words = format!("{streams} streams at {url} could not be measured, so the table ends there");
+                    return Ok((rows, End::Broken(error.context(words))));
+                }
+            };
             say!("{streams} streams at {url} are measured");
             rows.push(Row::of(url, &shape, &run));
         }
     }
-    Ok((rows, true))
+    Ok((rows, End::Whole))
 }
 
 impl InterferenceArgs {
@@ -237,8 +257,20 @@ fn text(rows: &[Row], terminal: Terminal) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
     use std::collections::BTreeMap;
     use workload::record::{LoopKind, Outcome, RunPart, Usage};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: InterferenceArgs,
+    }
+
+    fn args(streams: &str) -> InterferenceArgs {
+        let parsed = Cli::try_parse_from(["interference", "--long-prompts", "5", "--streams", streams]);
+        parsed.expect("usable words").args
+    }
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -262,6 +294,40 @@ mod tests {
         }
     }
 
+    fn run_of(records: Vec<RequestRecord>) -> Run {
+        Run {
+            name: "a".to_owned(),
+            loop_kind: LoopKind::Open,
+            offered: 1.0,
+            records,
+            measured: ms(2000),
+            client: Usage::default(),
+            server: BTreeMap::new(),
+            environment: BTreeMap::new(),
+        }
+    }
+
+    /// A server that dies of four streams.
+    async fn mortal(plan: LoadPlan) -> anyhow::Result<Run> {
+        anyhow::ensure!(plan.trace.requests.len() < 4 + 5, "no server answers");
+        Ok(run_of(Vec::new()))
+    }
+
+    #[tokio::test]
+    async fn a_server_that_dies_takes_no_row_with_it() {
+        let (kept, end) = rows(&args("2,4,8"), mortal).await.expect("a row");
+        assert_eq!(kept.iter().map(|row| row.streams).collect::<Vec<_>>(), [2]);
+        let End::Broken(error) = end else {
+            panic!("the server has died");
+        };
+        let words = format!("{error:#}");
+        assert!(
+            words.contains("4 streams") && words.contains("no server answers"),
+            "{words}"
+        );
+        assert!(rows(&args("4,2"), mortal).await.is_err(), "nothing was measured");
+    }
+
     /// Two streams with a token each 10 ms. A long prompt comes at 1,000 ms and stops both for 200 ms. One that comes at 1,500 ms stops nobody.
     #[test]
     fn gaps_beside_long_prompts_are_told_from_quiet_ones() {
@@ -282,16 +348,7 @@ mod tests {
         };
         let long = [record(1000, vec![ms(1210)]), record(1500, vec![ms(1520)])];
         let records = [vec![stream(0), stream(50)], long.to_vec()].concat();
-        let run = Run {
-            name: "a".to_owned(),
-            loop_kind: LoopKind::Open,
-            offered: 1.0,
-            records,
-            measured: ms(2000),
-            client: Usage::default(),
-            server: BTreeMap::new(),
-            environment: BTreeMap::new(),
-        };
+        let run = run_of(records);
         let row = Row::of("http://a", &shape, &run);
         assert_eq!((row.quiet_itl_ms_p50, row.quiet_itl_ms_p99), (Some(10.0), Some(10.0)));
         assert_eq!((row.itl_ms_max, row.longest_itl_ms_p50), (Some(200.0), Some(105.0)));

@@ -18,7 +18,7 @@ use workload::trace::Trace;
 use super::arguments::{Judge, JudgeArgs, positive};
 use super::interrupt::{is_cut, until_interrupted};
 use super::load::plan::{LoadPlan, Pace};
-use super::measure::measure;
+use super::measure::{End, measure};
 use super::point::{Point, table};
 use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
@@ -162,15 +162,6 @@ pub fn run(args: &MatrixArgs) -> anyhow::Result<Exit> {
 fn judged(points: &[Point]) -> Exit {
     let of = |wanted: Exit| points.iter().any(|point| point.status() == wanted).then_some(wanted);
     of(Exit::NotMet).or(of(Exit::NoVerdict)).unwrap_or(Exit::Ok)
-}
-
-/// Why no more rows were measured.
-enum End {
-    Whole,
-    /// Ctrl-C.
-    Cut,
-    /// A row could not be measured, as when the server has died. The rows before it are kept.
-    Broken(anyhow::Error),
 }
 
 /// # Errors

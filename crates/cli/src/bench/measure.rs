@@ -15,6 +15,16 @@ use crate::exit::{Exit, WithExit as _};
 /// Of an open loop: this share of its time at either end is not measured.
 const EDGE_SHARE: f64 = 0.1;
 
+/// Why no more runs were made.
+#[derive(Debug)]
+pub(super) enum End {
+    Whole,
+    /// Ctrl-C.
+    Cut,
+    /// A run could not be made, as when the server has died. What was measured before it is kept.
+    Broken(anyhow::Error),
+}
+
 /// # Errors
 /// As the load client's.
 pub(super) async fn measure(plan: &LoadPlan, stop: &CancellationToken) -> anyhow::Result<Run> {
