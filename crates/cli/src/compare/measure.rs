@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
+use anyhow::ensure;
 use workload::comparison::{ArmRun, Shape};
 use workload::trace::Trace;
 use workload::trace::own_format;
+use workload::verdict::is_same_load;
 
 use super::order;
 use super::runner::{Load, Runner, Target};
 use crate::bench::interrupt::is_cut;
 use crate::bench::load::plan::Pace;
+use crate::exit::{Exit, WithExit as _};
 
 /// Shares of a run that do not count, at its begin and at its end.
 const WARM_UP_SHARE: f64 = 0.1;
@@ -64,13 +67,18 @@ pub(super) struct Measured {
 }
 
 /// # Errors
-/// A cluster does not start, or answers nothing, before anything was measured. Later the runs before it are kept.
+/// Two loads would count as one; or a cluster does not start, or answers nothing, before anything was measured. Later the runs before it are
+/// kept.
 pub(super) async fn measure(
     runner: &mut Runner,
     targets: &[Target],
     plans: &[ShapePlan],
     manner: Manner,
 ) -> anyhow::Result<Measured> {
+    plans
+        .iter()
+        .try_for_each(|plan| check_loads(plan, &manner))
+        .exit(Exit::Usage)?;
     let rounds = order::rounds(targets.len(), manner.repeats);
     let count = plans.iter().map(|plan| plan.loads.len()).sum::<usize>() * targets.len() * rounds.len();
     let mut done = 0;
@@ -128,6 +136,28 @@ pub(super) async fn measure(
     }
     let incomplete = (done < count).then(|| format!("{done} of {count} measured runs are whole"));
     Ok(Measured { shapes, incomplete })
+}
+
+/// Loads are told apart by the requests that count. Rates that differ may give nearly the same number of them, as when only the long prompts
+/// among many streams follow the rate. Then the repeats of one would be taken for those of the other.
+fn check_loads(plan: &ShapePlan, manner: &Manner) -> anyhow::Result<()> {
+    let mut loads: Vec<(f64, &str)> = plan
+        .loads
+        .iter()
+        .map(|load| (offered(&load.trace, manner), load.label.as_str()))
+        .collect();
+    loads.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for pair in loads.windows(2) {
+        let [(low, one), (high, other)] = [pair[0], pair[1]];
+        // A load without a request that counts has no verdict, for a reason of its own.
+        ensure!(
+            low <= 0.0 || !is_same_load(low, high),
+            "{one} and {other} of {} send {low:.3} and {high:.3} requests a second in the part that counts, and would be taken for one load: give \
+             --rates that are farther apart, or longer runs with --run-seconds",
+            plan.name
+        );
+    }
+    Ok(())
 }
 
 fn begun(plan: &ShapePlan, seed: u64) -> Shape {
@@ -204,6 +234,31 @@ mod tests {
         let rate = offered(&trace, &manner());
         assert!((3.0..7.0).contains(&rate), "{rate}");
         assert_eq!(rate.to_bits(), offered(&trace, &manner()).to_bits());
+    }
+
+    #[test]
+    fn loads_that_would_count_as_one_are_refused() {
+        let traffic = Traffic::named(ShapeName::Short, std::path::Path::new("."), 2048).expect("made");
+        let load = |label: &str, rate| Offered {
+            label: label.to_owned(),
+            trace: traffic
+                .trace(rate, Duration::from_secs(40), 1, &TYPICAL)
+                .expect("a trace"),
+        };
+        let checked = |loads: Vec<Offered>| {
+            let plan = ShapePlan {
+                name: "short".to_owned(),
+                traffic: String::new(),
+                loads,
+            };
+            check_loads(&plan, &manner()).map_err(|error| error.to_string())
+        };
+        assert_eq!(checked(vec![load("high", 10.0), load("low", 5.0)]), Ok(()));
+        let error = checked(vec![load("a", 5.0), load("high", 10.0), load("b", 5.0)]).expect_err("one load twice");
+        assert!(
+            error.contains("a and b of short") && error.contains("--rates"),
+            "{error}"
+        );
     }
 
     #[test]
