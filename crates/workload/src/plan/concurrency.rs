@@ -54,7 +54,8 @@ pub fn scale_point(points: &[Point], p99_limit_ms: f64) -> Result<ScalePoint, Pl
     let good = points.iter().take_while(|point| point.p99_ms <= limit);
     let good: Vec<u32> = good.map(|point| point.concurrency).collect();
     let highest_good = good.last().copied();
-    let at = |share: f64, highest: u32| (f64::from(highest) * share).floor() as u32;
+    // Not below one request: a rule at none would add servers for ever.
+    let at = |share: f64, highest: u32| ((f64::from(highest) * share).floor() as u32).max(1);
     Ok(ScalePoint {
         ratios,
         highest_good,
@@ -81,6 +82,14 @@ mod tests {
         assert_eq!((all_good.highest_good, all_good.is_edge_seen), (Some(16), false));
         let none = scale_point(&[point(8, 400.0), point(16, 30.0)], 300.0).unwrap();
         assert_eq!((none.highest_good, none.add_at, none.is_edge_seen), (None, None, true));
+    }
+
+    #[test]
+    fn servers_are_added_from_one_request_on_at_the_least() {
+        let one = scale_point(&[point(1, 20.0), point(2, 400.0)], 300.0).unwrap();
+        assert_eq!((one.highest_good, one.add_at), (Some(1), Some((1, 1))));
+        let three = scale_point(&[point(3, 20.0), point(4, 400.0)], 300.0).unwrap();
+        assert_eq!(three.add_at, Some((2, 2)));
     }
 
     #[test]
