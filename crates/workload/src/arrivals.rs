@@ -89,7 +89,7 @@ impl Arrivals {
             match request.conversation {
                 Some(turn) if turn.turn > 0 => {
                     let (was, is) = begun.get(&turn.conversation).copied().unwrap_or_default();
-                    request.at = before.saturating_sub(was) + is;
+                    request.at = before.saturating_sub(was).saturating_add(is);
                 }
                 turn => {
                     request.at = times.next().expect("there is a time for each first turn");
@@ -257,6 +257,37 @@ mod tests {
                 prop_assert!((found / expected - 1.0).abs() < 0.07, "{found}, expected {expected}");
             }
         }
+    }
+
+    /// A trace whose times were divided by a tiny factor has such a turn; who sends it refuses it by name.
+    #[test]
+    fn a_turn_at_the_end_of_time_is_no_overflow() {
+        let turn = |turn, at| TraceRequest {
+            at,
+            prompt_tokens: 1,
+            output_tokens: 1,
+            prefix_blocks: Vec::new(),
+            lane: serving_core::request::Lane::Interactive,
+            conversation: Some(crate::trace::Turn {
+                conversation: 1,
+                turn,
+                think_time: Duration::ZERO,
+            }),
+        };
+        let trace = Trace {
+            name: "test".to_owned(),
+            block_tokens: 0,
+            requests: vec![turn(0, Duration::ZERO), turn(1, Duration::MAX)],
+        };
+        let late = Arrivals::Schedule(vec![Duration::from_secs(3)]);
+        let times: Vec<Duration> = late
+            .apply(trace, 0)
+            .expect("one time for one first turn")
+            .requests
+            .iter()
+            .map(|request| request.at)
+            .collect();
+        assert_eq!(times, [Duration::from_secs(3), Duration::MAX]);
     }
 
     /// Reports cite seeds: another version of a library must not change what a seed means.

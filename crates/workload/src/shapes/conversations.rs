@@ -55,7 +55,7 @@ impl Conversations {
                 0 => Duration::ZERO,
                 _ => self.think_time.mul_f64(Exp1.sample(random)),
             };
-            at += think_time;
+            at = at.saturating_add(think_time);
             turns.push(TraceRequest {
                 at,
                 prefix_blocks: self.ids(conversation, prompt_tokens)?,
