@@ -92,14 +92,14 @@ pub enum ScenarioError {
     #[error("request {index} arrives before the one ahead of it; a trace is in order of arrival")]
     NotInOrder { index: usize },
     #[error(
-        "request {index} has {tokens} prompt and output tokens, a node takes {most}; raise --max-model-len, or scale the lengths"
+        "request {index} has {tokens} prompt and output tokens, a node takes {most}; raise --max-model-len, or make the requests shorter: --length-divisor, --shorten-to"
     )]
     TooLong { index: usize, tokens: u64, most: u32 },
     #[error("there is no node `{name}`; nodes are called prefill-0, decode-0 and so on")]
     NoSuchNode { name: String },
     #[error("KV blocks of {block_tokens} tokens cannot be; a block has 1 to 4096 tokens")]
     BlockSize { block_tokens: u32 },
-    #[error("{field} is 0")]
+    #[error("{field} is 0; it must be at least 1")]
     Zero { field: &'static str },
 }
 
@@ -117,7 +117,7 @@ impl Scenario {
             return Err(ScenarioError::BlockSize { block_tokens });
         }
         let sizes = [
-            ("the number of KV blocks", limits.kv_blocks),
+            ("the number of KV blocks that --kv-cache-memory holds", limits.kv_blocks),
             ("--max-num-batched-tokens", limits.max_batch_tokens),
             ("--max-num-seqs", limits.max_sequences),
             ("--max-model-len", limits.max_model_tokens),

@@ -289,6 +289,7 @@ fn a_scenario_that_cannot_be_run_says_why() {
     assert_eq!(refused(&|s| s.costs.link.bytes_per_second = 0.0), no_rate);
     let no_blocks = refused(&|s| s.nodes.limits.kv_blocks = 0);
     assert!(matches!(no_blocks, ScenarioError::Zero { .. }), "{no_blocks}");
+    assert!(no_blocks.to_string().contains("--kv-cache-memory"), "{no_blocks}");
 }
 
 /// What holds whatever happens: every request ends once, no block is left, and nothing is said twice.

@@ -53,14 +53,16 @@ pub enum TraceError {
         "row {row} is no row of an Azure trace: {source}. Its columns are TIMESTAMP, ContextTokens and GeneratedTokens"
     )]
     NotCsv { row: usize, source: csv::Error },
-    #[error("row {row}: {column} is {value}, at most {max} is possible")]
+    #[error("row {row}: {column} is {value}, at most {max} is possible. Is its unit another one? Or delete the row")]
     TooHigh {
         row: usize,
         column: &'static str,
         value: u64,
         max: u64,
     },
-    #[error("row {row}: {column} is 0. A request has at least one token in its prompt and one in its answer")]
+    #[error(
+        "row {row}: {column} is 0. A request has at least one token in its prompt and one in its answer: delete the row"
+    )]
     NoTokens { row: usize, column: &'static str },
     #[error("row {row} is earlier than the row before it. Sort the file by time")]
     TimeGoesBack { row: usize },
