@@ -30,7 +30,8 @@ Examples:
   baton simulate --costs h100.json --topology 100p100d --trace conversation_trace.jsonl --spread-steps 3s \\
       --max-model-len 131072 --kv-cache-memory 64GiB --max-num-batched-tokens 8192 --max-num-seqs 128
 
-The same command gives the same bytes. docs/how-to/simulate-a-cluster.md says what is simulated and what is not.";
+The same command gives the same figures, and the same bytes in files and with --json.
+docs/how-to/simulate-a-cluster.md says what is simulated and what is not.";
 
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES)]

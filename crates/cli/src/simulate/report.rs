@@ -9,7 +9,7 @@ use simulator::Scenario;
 use simulator::outcome::{NodeOutcome, Outcome, Totals};
 use workload::record::{Outcome as Ended, RequestRecord, Run, RunPart};
 use workload::statistics::Distribution;
-use workload::summary::Summary;
+use workload::summary::{Counts, Summary};
 
 use crate::observe::table::Table;
 use crate::terminal::Terminal;
@@ -70,6 +70,9 @@ pub(super) fn print(
         "{} requests measured at {:.2}/s: {} completed, {} refused, {} failed",
         counts.measured, summary.offered, counts.completed, counts.refused, counts.failed
     )?;
+    if let Some(why) = nothing_counts(counts) {
+        writeln!(out, "{why}")?;
+    }
     out.write_all(latencies(summary).render(Terminal::plain()).as_bytes())?;
     writeln!(
         out,
@@ -90,6 +93,13 @@ pub(super) fn print(
         )?;
     }
     Ok(())
+}
+
+/// Without it the figures below look like those of a cluster that serves nobody.
+fn nothing_counts(counts: &Counts) -> Option<String> {
+    let left_out = counts.warm_up + counts.cool_down;
+    (counts.measured == 0)
+        .then(|| format!("no request counts: --warm-up and --cool-down leave out all {left_out}; give shorter ones"))
 }
 
 fn latencies(summary: &Summary) -> Table {
@@ -192,4 +202,22 @@ fn line(text: &mut String, record: &RequestRecord) {
         or_empty(server.and_then(|server| server.decode_node.as_ref())),
         server.and_then(|server| server.kv_bytes).unwrap_or(0),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_simulation_in_which_no_request_counts_says_why() {
+        let mut counts = Counts {
+            warm_up: 7,
+            cool_down: 2,
+            ..Counts::default()
+        };
+        let why = nothing_counts(&counts).expect("nothing was measured");
+        assert!(why.contains("--warm-up") && why.contains("all 9"), "{why}");
+        counts.measured = 1;
+        assert_eq!(nothing_counts(&counts), None);
+    }
 }
