@@ -180,6 +180,29 @@ fn a_single_run_is_called_one_and_has_no_verdict() {
     assert!(!report.html().contains("role=\"alert\""));
 }
 
+#[test]
+fn a_run_that_was_stopped_early_says_what_it_lacks() {
+    let mut run = made_up().shapes.remove(0).runs.remove(0).run;
+    let report_of = |run: &crate::record::Run| {
+        let frame = RunFrame {
+            slo: synthetic::empty().slo,
+            date: "2026-11-25".to_owned(),
+            command: "baton bench run".to_owned(),
+        };
+        Report::of_run(run.clone(), frame).markdown()
+    };
+    run.environment.insert("unfinished".to_owned(), 0.into());
+    run.environment.insert("interrupted".to_owned(), false.into());
+    assert!(!report_of(&run).contains("Stopped early"));
+    run.environment.insert("unfinished".to_owned(), 17.into());
+    run.environment.insert("interrupted".to_owned(), true.into());
+    let markdown = report_of(&run);
+    assert!(
+        markdown.contains("Stopped early: 1 of the runs") && markdown.contains("17 requests"),
+        "{markdown}"
+    );
+}
+
 /// The names are those under which the load client and the simulator keep them.
 #[test]
 fn a_single_run_says_its_traffic_and_its_hypothesis() {

@@ -1,5 +1,9 @@
 //! The summary: exactly three numbers for each arm, for three readers, and the verdict in one sentence.
 
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
 use super::{each_shape, fairness, kind};
 use crate::report::document::{Block, Card, CardNumber, Section};
 use crate::report::text::{maybe, number, short, tick};
@@ -127,6 +131,7 @@ pub fn alerts(view: &View<'_>) -> Vec<String> {
             tick(crate::summary::LAG_MS_P99_MAX)
         ));
     }
+    alerts.extend(stopped_early(view));
     if view
         .comparison
         .environment
@@ -137,4 +142,21 @@ pub fn alerts(view: &View<'_>) -> Vec<String> {
             .push("Made-up data: a generator wrote these figures to show the report. They measure nothing.".to_owned());
     }
     alerts
+}
+
+/// A run that was cut has the requests that had ended by then. The slow ones are missing more often than the fast ones.
+fn stopped_early(view: &View<'_>) -> Option<String> {
+    let runs = view.comparison.shapes.iter().flat_map(|shape| &shape.runs);
+    let facts = runs.map(|run| &run.run.environment);
+    let is_cut = |facts: &&BTreeMap<String, Value>| facts.get("interrupted").is_some_and(|value| *value == true);
+    let unfinished = |facts: &BTreeMap<String, Value>| facts.get("unfinished").and_then(Value::as_u64).unwrap_or(0);
+    let cut: Vec<u64> = facts.filter(is_cut).map(unfinished).collect();
+    (!cut.is_empty()).then(|| {
+        format!(
+            "Stopped early: {} of the runs ended before their requests did. {} requests that were still running are left out, and a \
+             slow request is more likely to be one of them.",
+            cut.len(),
+            cut.iter().sum::<u64>()
+        )
+    })
 }
