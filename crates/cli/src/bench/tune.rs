@@ -305,19 +305,20 @@ impl Tried {
             is_client_late,
         }
     }
+
+    /// The client was on time, and something was answered.
+    fn is_evidence(&self) -> bool {
+        !self.is_client_late && self.point.ttft_ms_p99 > 0.0
+    }
 }
 
-/// The highest goodput; among those that are about as high, the one whose worse p99 is farthest below its limit. `None`: the client was
-/// late at every point.
+/// The highest goodput; among those that are about as high, the one whose worse p99 is farthest below its limit. `None`: at every point the
+/// client was late, or nothing was answered.
 fn best(points: &[Tried], slo: &Slo) -> Option<usize> {
-    let on_time = || points.iter().enumerate().filter(|(_, tried)| !tried.is_client_late);
-    let highest = on_time().map(|(_, tried)| tried.point.goodput).fold(0.0, f64::max);
-    let strain = |point: &TuningPoint| match point.ttft_ms_p99 > 0.0 {
-        true => (point.ttft_ms_p99 / slo.ttft_ms_max).max(point.itl_ms_p99 / slo.itl_ms_max),
-        // Nothing was answered.
-        false => f64::INFINITY,
-    };
-    let near = on_time().filter(|(_, tried)| tried.point.goodput >= highest * (1.0 - EQUAL_SHARE));
+    let known = || points.iter().enumerate().filter(|(_, tried)| tried.is_evidence());
+    let highest = known().map(|(_, tried)| tried.point.goodput).fold(0.0, f64::max);
+    let strain = |point: &TuningPoint| (point.ttft_ms_p99 / slo.ttft_ms_max).max(point.itl_ms_p99 / slo.itl_ms_max);
+    let near = known().filter(|(_, tried)| tried.point.goodput >= highest * (1.0 - EQUAL_SHARE));
     near.min_by(|a, b| strain(&a.1.point).total_cmp(&strain(&b.1.point)))
         .map(|(at, _)| at)
 }
@@ -390,14 +391,14 @@ fn text(tuning: &Tuning, terminal: Terminal) -> String {
         "{} at {} requests/s offered, SLO {}\n",
         tuning.topology, tuning.rate, tuning.slo.name
     );
-    let late = match tuning.points.is_empty() || tuning.points.iter().any(|point| point.is_chosen) {
+    let none = match tuning.points.is_empty() || tuning.points.iter().any(|point| point.is_chosen) {
         true => "",
         false => {
-            "No point is chosen: the client was late at each of them. Give it a core of its own, or a lower rate.\n"
+            "No point is chosen: at each of them the client was late, or nothing was answered. Give the client a core of its own, or a lower rate.\n"
         }
     };
     let left_out = tuning.left_out.iter().map(|left_out| format!("{left_out}\n"));
-    table.render(terminal) + &left_out.collect::<String>() + &offered + late
+    table.render(terminal) + &left_out.collect::<String>() + &offered + none
 }
 
 #[cfg(test)]

@@ -157,6 +157,42 @@ async fn a_point_of_a_late_client_is_not_chosen() {
 }
 
 #[tokio::test]
+async fn a_point_at_which_nothing_was_answered_is_not_chosen() {
+    let args = args(&["--try-max-num-batched-tokens", "64,128", "--try-max-num-seqs", "4"]);
+    let unanswered = || {
+        let mut run = run(10, 100);
+        for record in &mut run.records {
+            record.outcome = Outcome::Refused { status: 503 };
+        }
+        run
+    };
+    let Tuned { points, left_out, .. } = tune(&args, async |_: Knobs| Ok(Some(unanswered())))
+        .await
+        .expect("points");
+    assert!(points.iter().all(|point| !point.is_chosen));
+    let tuning = Tuning {
+        topology: "1p1d".to_owned(),
+        rate: 4.0,
+        slo: args.slo.0.clone(),
+        points,
+        left_out,
+    };
+    assert!(text(&tuning, Terminal::plain()).contains("nothing was answered"));
+    let Tuned { points, .. } = tune(&args, async |knobs: Knobs| {
+        Ok(Some(match knobs.max_num_batched_tokens {
+            Some(64) => unanswered(),
+            _ => run(0, 100),
+        }))
+    })
+    .await
+    .expect("points");
+    assert!(
+        points[1].is_chosen,
+        "all answers were late, and it is the best there is"
+    );
+}
+
+#[tokio::test]
 async fn the_time_of_a_step_is_tried_last_and_only_where_nodes_compute_prompts_and_decode() {
     let targets_on = async |topology: &str| {
         let args = args(&[
