@@ -92,7 +92,7 @@ pub enum ScenarioError {
     #[error("request {index} arrives before the one ahead of it; a trace is in order of arrival")]
     NotInOrder { index: usize },
     #[error(
-        "request {index} has {tokens} prompt and output tokens, a node takes {most}; raise --max-model-len, or make the requests shorter: --length-divisor, --shorten-to"
+        "request {index} has {tokens} prompt and output tokens, a node takes {most}; raise --max-model-len, or make the requests shorter (those of a trace by --length-divisor or --shorten-to)"
     )]
     TooLong { index: usize, tokens: u64, most: u32 },
     #[error("there is no node `{name}`; nodes are called prefill-0, decode-0 and so on")]

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use simulator::intervention::parse_duration;
 use workload::arrivals::{Arrivals, Rate};
@@ -114,6 +114,10 @@ impl TrafficArgs {
     }
 
     fn made(&self, seed: u64) -> anyhow::Result<Trace> {
+        ensure!(
+            self.shape.is_some() || self.shorten_to.is_none(),
+            "--shorten-to is for a trace or a shape: give shorter --prompt-tokens and --output-tokens instead"
+        );
         let length = |tokens| Length {
             tokens,
             range_ratio: self.range_ratio,
@@ -164,5 +168,13 @@ mod tests {
         }
         assert!(!is_taken("--shape short --range-ratio 0.5"));
         assert!(is_taken("--shape short --shorten-to 2048"));
+        let made = |words: &str| {
+            let line = Line::try_parse_from(std::iter::once("simulate").chain(words.split_whitespace()));
+            line.expect("usable words").args.trace(1)
+        };
+        assert!(made("--shape short --shorten-to 2048").is_ok());
+        assert!(made("--prompt-tokens 4096").is_ok());
+        let error = made("--prompt-tokens 4096 --shorten-to 2048").expect_err("it would be passed over");
+        assert!(error.to_string().contains("--prompt-tokens"), "{error}");
     }
 }
