@@ -99,7 +99,8 @@ fn points(text: &mut String, comparison: &Comparison) {
 
 fn percentiles(text: &mut String, comparison: &Comparison) {
     text.push_str("\n## Percentiles of each run\n\n");
-    text.push_str("| shape | arm | requests/s | repeat | TTFT p50, p95, p99 ms | ITL p50, p95, p99 ms | good requests/s |\n|---|---|---|---|---|---|---|\n");
+    text.push_str("Percentiles are those of the requests that were answered.\n\n");
+    text.push_str("| shape | arm | requests/s | repeat | TTFT p50, p95, p99 ms | ITL p50, p95, p99 ms | good requests/s | not answered |\n|---|---|---|---|---|---|---|---|\n");
     for shape in &comparison.shapes {
         for run in &shape.runs {
             let summary = Summary::of(&run.run, &comparison.slo);
@@ -110,14 +111,16 @@ fn percentiles(text: &mut String, comparison: &Comparison) {
             };
             let _ = writeln!(
                 text,
-                "| {} | {} | {:.2} | {} | {} | {} | {:.2} |",
+                "| {} | {} | {:.2} | {} | {} | {} | {:.2} | {} of {} |",
                 shape.name,
                 run.arm,
                 run.run.offered,
                 run.repeat + 1,
                 times(summary.ttft_ms),
                 times(summary.itl_ms),
-                summary.goodput_per_s
+                summary.goodput_per_s,
+                summary.counts.measured - summary.counts.completed,
+                summary.counts.measured
             );
         }
     }
@@ -179,6 +182,8 @@ fn each_token(comparison: &Comparison, arm: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use workload::record::Outcome;
+
     use super::*;
     use crate::compare::test_kit;
 
@@ -198,6 +203,19 @@ mod tests {
         ] {
             assert!(text.contains(wanted), "{wanted} in {text}");
         }
+    }
+
+    #[test]
+    fn percentiles_stand_beside_the_requests_that_were_not_answered() {
+        let mut comparison = test_kit::comparison();
+        let of_split = comparison.shapes[0].runs.iter_mut().find(|run| run.arm == "split");
+        of_split.expect("a run").run.records[0].outcome = Outcome::Refused { status: 429 };
+        let text = text(&comparison, &Refused::new());
+        let row = text
+            .lines()
+            .find(|line| line.starts_with("| short | split | 1.00 | 1 |"));
+        assert!(row.expect("its first repeat").ends_with("| 1 of 3 |"), "{text}");
+        assert_eq!(text.matches("| 0 of 3 |").count(), 5);
     }
 
     #[test]
