@@ -76,7 +76,10 @@ impl Facts {
                 price.is_finite() && price >= 0.0,
                 "price_per_hour of the arm {name} is {price}; give US dollars, 0 or more"
             );
-            ensure!(arm.cores + arm.gpus > 0, "the arm {name} has neither cores nor gpus");
+            ensure!(
+                arm.cores > 0 || arm.gpus > 0,
+                "the arm {name} has neither cores nor gpus"
+            );
         }
         Ok(facts)
     }
@@ -158,6 +161,8 @@ mod tests {
             let error = Facts::parse(wrong).expect_err(wrong);
             assert!(format!("{error:#}").contains(why), "{error:#}");
         }
+        let most = "[arms.a]\ncores = 4294967295\ngpus = 4294967295\nmemory = \"1GiB\"";
+        assert!(Facts::parse(most).is_ok(), "no sum of the two");
         assert!(Facts::read(Path::new("/no/such/file")).is_err());
     }
 }
