@@ -3,13 +3,14 @@
 //! Burstiness, ramp-up and the exact mean rate are those of `vllm bench serve` (its function `get_request`), so
 //! that the same flags mean the same load. The random numbers differ, of course.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha12Rng;
 use rand_distr::{Distribution, Gamma};
 
-use crate::trace::{Trace, TraceRequest};
+use crate::trace::{Trace, Turn};
 
 /// The longest time that is made. A rate so low that requests arrive later is a mistake.
 const SECONDS_MAX: f64 = 100.0 * 366.0 * 86_400.0;
@@ -77,24 +78,27 @@ impl Arrivals {
     }
 
     /// Gives the requests of `trace` their times and puts the pattern into its name. Later turns of a conversation keep their
-    /// distance from its first turn.
+    /// distance from the first turn of it that the trace has: a file that was cut out of a longer one may lack the turns before.
     pub fn apply(&self, trace: Trace, seed: u64) -> Result<Trace, ArrivalsError> {
-        let is_first = |request: &TraceRequest| request.conversation.is_none_or(|turn| turn.turn == 0);
-        let count = trace.requests.iter().filter(|request| is_first(request)).count();
-        let mut times = self.times(count, seed)?.into_iter();
-        let mut begun = std::collections::BTreeMap::new();
+        let mut known = BTreeSet::new();
+        let mut is_first = |turn: Turn| known.insert(turn.conversation);
+        let firsts = trace
+            .requests
+            .iter()
+            .filter(|request| request.conversation.is_none_or(&mut is_first));
+        let mut times = self.times(firsts.count(), seed)?.into_iter();
+        let mut begun: BTreeMap<u64, (Duration, Duration)> = BTreeMap::new();
         let mut requests = trace.requests;
         for request in &mut requests {
             let before = request.at;
-            match request.conversation {
-                Some(turn) if turn.turn > 0 => {
-                    let (was, is) = begun.get(&turn.conversation).copied().unwrap_or_default();
-                    request.at = before.saturating_sub(was).saturating_add(is);
-                }
-                turn => {
-                    request.at = times.next().expect("there is a time for each first turn");
-                    begun.extend(turn.map(|turn| (turn.conversation, (before, request.at))));
-                }
+            let conversation = request.conversation.map(|turn| turn.conversation);
+            let first = conversation.and_then(|conversation| begun.get(&conversation).copied());
+            request.at = match first {
+                Some((was, is)) => before.saturating_sub(was).saturating_add(is),
+                None => times.next().expect("there is a time for each first turn"),
+            };
+            if let Some(conversation) = conversation {
+                begun.entry(conversation).or_insert((before, request.at));
             }
         }
         // Stable: turns of one conversation that fall on one time stay in order.
@@ -201,6 +205,32 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::trace::TraceRequest;
+
+    fn request(at_s: u64, turn: Option<u32>) -> TraceRequest {
+        TraceRequest {
+            at: Duration::from_secs(at_s),
+            prompt_tokens: 1,
+            output_tokens: 1,
+            prefix_blocks: Vec::new(),
+            lane: serving_core::request::Lane::Interactive,
+            conversation: turn.map(|turn| Turn {
+                conversation: 1,
+                turn,
+                think_time: Duration::ZERO,
+            }),
+        }
+    }
+
+    fn times_of(arrivals: &Arrivals, requests: Vec<TraceRequest>) -> Vec<Duration> {
+        let trace = Trace {
+            name: "test".to_owned(),
+            block_tokens: 0,
+            requests,
+        };
+        let trace = arrivals.apply(trace, 0).expect("there are times enough");
+        trace.requests.iter().map(|request| request.at).collect()
+    }
 
     fn gaps(times: &[Duration]) -> Vec<f64> {
         let seconds = || times.iter().map(Duration::as_secs_f64);
@@ -262,32 +292,18 @@ mod tests {
     /// A trace whose times were divided by a tiny factor has such a turn; who sends it refuses it by name.
     #[test]
     fn a_turn_at_the_end_of_time_is_no_overflow() {
-        let turn = |turn, at| TraceRequest {
-            at,
-            prompt_tokens: 1,
-            output_tokens: 1,
-            prefix_blocks: Vec::new(),
-            lane: serving_core::request::Lane::Interactive,
-            conversation: Some(crate::trace::Turn {
-                conversation: 1,
-                turn,
-                think_time: Duration::ZERO,
-            }),
-        };
-        let trace = Trace {
-            name: "test".to_owned(),
-            block_tokens: 0,
-            requests: vec![turn(0, Duration::ZERO), turn(1, Duration::MAX)],
-        };
+        let mut last = request(0, Some(1));
+        last.at = Duration::MAX;
         let late = Arrivals::Schedule(vec![Duration::from_secs(3)]);
-        let times: Vec<Duration> = late
-            .apply(trace, 0)
-            .expect("one time for one first turn")
-            .requests
-            .iter()
-            .map(|request| request.at)
-            .collect();
+        let times = times_of(&late, vec![request(0, Some(0)), last]);
         assert_eq!(times, [Duration::from_secs(3), Duration::MAX]);
+    }
+
+    #[test]
+    fn a_conversation_whose_first_turns_were_cut_off_begins_with_the_first_that_is_there() {
+        let requests = vec![request(1_000, Some(2)), request(1_005, None), request(1_010, Some(3))];
+        let times = times_of(&Arrivals::Constant { rate: 1.0 }, requests);
+        assert_eq!(times, [0, 1, 10].map(Duration::from_secs));
     }
 
     /// Reports cite seeds: another version of a library must not change what a seed means.
