@@ -376,14 +376,16 @@ fn words(settings: &BTreeMap<String, serde_json::Value>) -> String {
 }
 
 fn text(tuning: &Tuning, terminal: Terminal) -> String {
+    // 0 stands for a time that no answer had.
+    let time = |ms: f64| if ms > 0.0 { format!("{ms:.1}") } else { "-".to_owned() };
     let mut table = Table::new(&["settings", ">goodput/s", ">TTFT p99 ms", ">ITL p99 ms", ""]);
     for point in &tuning.points {
         let paint = if point.is_chosen { Paint::Good } else { Paint::Dim };
         table.row(vec![
             Cell::new(words(&point.settings)).paint(paint),
             format!("{:.2}", point.goodput).into(),
-            format!("{:.1}", point.ttft_ms_p99).into(),
-            format!("{:.1}", point.itl_ms_p99).into(),
+            time(point.ttft_ms_p99).into(),
+            time(point.itl_ms_p99).into(),
             Cell::new(if point.is_chosen { "<- chosen" } else { "" }).paint(paint),
         ]);
     }

@@ -177,7 +177,10 @@ async fn a_point_at_which_nothing_was_answered_is_not_chosen() {
         points,
         left_out,
     };
-    assert!(text(&tuning, Terminal::plain()).contains("nothing was answered"));
+    let text = text(&tuning, Terminal::plain());
+    assert!(text.contains("nothing was answered"), "{text}");
+    let row = text.lines().nth(1).expect("the first point").split_whitespace();
+    assert_eq!(row.rev().take(3).collect::<Vec<_>>(), ["-", "-", "0.00"]);
     let Tuned { points, .. } = tune(&args, async |knobs: Knobs| {
         Ok(Some(match knobs.max_num_batched_tokens {
             Some(64) => unanswered(),

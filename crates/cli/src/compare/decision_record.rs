@@ -71,6 +71,8 @@ fn accepted(comparison: &Comparison, shape: &Shape) -> String {
 }
 
 fn points(text: &mut String, comparison: &Comparison) {
+    // 0 stands for a time that no answer had.
+    let time = |ms: f64| if ms > 0.0 { format!("{ms:.0}") } else { "-".to_owned() };
     text.push_str("\n## Accepted and rejected settings\n\n");
     text.push_str("| arm | settings | good requests/s | TTFT p99 ms | ITL p99 ms | |\n|---|---|---|---|---|---|\n");
     for arm in &comparison.arms {
@@ -82,12 +84,12 @@ fn points(text: &mut String, comparison: &Comparison) {
                 .collect();
             let _ = writeln!(
                 text,
-                "| {} | {} | {:.2} | {:.0} | {:.0} | {} |",
+                "| {} | {} | {:.2} | {} | {} | {} |",
                 arm.name,
                 settings.join(", "),
                 point.goodput,
-                point.ttft_ms_p99,
-                point.itl_ms_p99,
+                time(point.ttft_ms_p99),
+                time(point.itl_ms_p99),
                 if point.is_chosen { "accepted" } else { "rejected" }
             );
         }
@@ -191,6 +193,8 @@ mod tests {
     fn the_record_has_what_was_accepted_and_rejected_and_why_it_stopped() {
         let mut comparison = test_kit::comparison();
         comparison.arms[1].resources.price_per_hour = Some(3.6);
+        let unanswered = &mut comparison.arms[1].tuning[1];
+        (unanswered.goodput, unanswered.ttft_ms_p99, unanswered.itl_ms_p99) = (0.0, 0.0, 0.0);
         let text = text(&comparison, &vec!["two repeats only".to_owned()]);
         for wanted in [
             "accepted |",
@@ -200,6 +204,7 @@ mod tests {
             "TTFT p50",
             "not tuned",
             "million",
+            "| 0.00 | - | - | rejected |",
         ] {
             assert!(text.contains(wanted), "{wanted} in {text}");
         }

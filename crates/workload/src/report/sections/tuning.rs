@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::kind;
 use crate::report::document::{Block, Section, Table, Tone};
-use crate::report::text::{number, short, value};
+use crate::report::text::{maybe, number, short, value};
 use crate::report::view::View;
 
 pub fn section(view: &View<'_>) -> Section {
@@ -43,8 +43,8 @@ pub fn section(view: &View<'_>) -> Section {
                 vec![
                     settings(&point.settings),
                     number(point.goodput),
-                    number(point.ttft_ms_p99),
-                    number(point.itl_ms_p99),
+                    time(point.ttft_ms_p99),
+                    time(point.itl_ms_p99),
                     choice.to_owned(),
                 ],
             );
@@ -57,6 +57,11 @@ pub fn section(view: &View<'_>) -> Section {
     section
 }
 
+/// 0 stands for a time that no answer had.
+fn time(ms: f64) -> String {
+    maybe((ms > 0.0).then_some(ms))
+}
+
 fn settings(settings: &BTreeMap<String, serde_json::Value>) -> String {
     let pairs: Vec<String> = settings
         .iter()
@@ -65,5 +70,41 @@ fn settings(settings: &BTreeMap<String, serde_json::Value>) -> String {
     match pairs.is_empty() {
         true => "none recorded".to_owned(),
         false => pairs.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comparison::{Arm, ArmKind, Resources, TuningPoint};
+    use crate::report::synthetic;
+    use crate::report::view::Subject;
+
+    #[test]
+    fn a_point_without_an_answer_has_no_times() {
+        let point = |goodput, ttft_ms_p99| TuningPoint {
+            settings: BTreeMap::new(),
+            goodput,
+            ttft_ms_p99,
+            itl_ms_p99: 0.0,
+            is_chosen: false,
+        };
+        let mut comparison = synthetic::empty();
+        comparison.arms.push(Arm {
+            name: "a".to_owned(),
+            kind: ArmKind::CoLocated,
+            topology: "2c".to_owned(),
+            settings: BTreeMap::new(),
+            resources: Resources::default(),
+            tuning: vec![point(0.0, 0.0), point(1.0, 250.0)],
+        });
+        let blocks = section(&View::new(&comparison, Subject::Comparison)).blocks;
+        let table = blocks.iter().find_map(|block| match block {
+            Block::Table(table) => Some(table),
+            _ => None,
+        });
+        let rows = &table.expect("the points").rows;
+        assert_eq!(rows[0].cells[1..4], ["0", "–", "–"]);
+        assert_eq!(rows[1].cells[1..4], ["1.00", "250", "–"]);
     }
 }
