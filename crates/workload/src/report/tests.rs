@@ -181,6 +181,26 @@ fn a_single_run_is_called_one_and_has_no_verdict() {
 }
 
 #[test]
+fn the_summary_says_how_many_requests_have_no_part_in_its_percentiles() {
+    use crate::test_kit::{request, run};
+    let summary_of = |run: &crate::record::Run| {
+        let frame = RunFrame {
+            slo: synthetic::empty().slo,
+            date: "2026-11-25".to_owned(),
+            command: "baton bench run".to_owned(),
+        };
+        let markdown = Report::of_run(run.clone(), frame).markdown();
+        let (summary, _) = markdown.split_once("## Verdict table").expect("the next section");
+        summary.to_owned()
+    };
+    let mut half = run("a", vec![request(1, &[100, 120]), request(2, &[90, 110])]);
+    assert!(summary_of(&half).contains("(1 run)"));
+    half.records[0].outcome = Outcome::Refused { status: 429 };
+    let summary = summary_of(&half);
+    assert!(summary.contains("1 of 2 requests not answered"), "{summary}");
+}
+
+#[test]
 fn a_run_that_was_stopped_early_says_what_it_lacks() {
     let mut run = made_up().shapes.remove(0).runs.remove(0).run;
     let report_of = |run: &crate::record::Run| {

@@ -68,10 +68,16 @@ fn card(arm: &ArmView<'_>) -> Card {
     let topology = arm
         .declared
         .map(|declared| format!("{}, {}", kind(declared), short(&declared.topology)));
-    let runs = match arm.runs.len() {
+    let mut runs = match arm.runs.len() {
         1 => "1 run".to_owned(),
         count => format!("{count} runs"),
     };
+    // The percentiles below are those of the other requests.
+    let measured = arm.sum(|summary| summary.counts.measured);
+    let unserved = measured - arm.sum(|summary| summary.counts.completed);
+    if unserved > 0 {
+        runs.push_str(&format!("; {unserved} of {measured} requests not answered"));
+    }
     let (output, what) = match arm.per() {
         Per::Gpu(_) => (Metric::OutputTokensPerGpu, "output tokens/s per GPU"),
         Per::Core(_) => (Metric::OutputTokensPerCore, "output tokens/s per core"),
