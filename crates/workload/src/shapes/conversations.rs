@@ -6,7 +6,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 use rand_distr::{Distribution, Exp1};
 
-use super::{BLOCK_OF_CONVERSATION, BLOCK_OF_PREFIX, BLOCKS_MAX, Length, OWNERS_MAX, ShapeError, block_id, request};
+use super::{
+    BLOCK_OF_CONVERSATION, BLOCK_OF_PREFIX, BLOCKS_MAX, Length, OWNERS_MAX, ShapeError, block_id, check_requests,
+    request,
+};
 use crate::trace::{Trace, TraceRequest, Turn, block_count};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,7 +109,7 @@ impl Conversations {
         let longest = u64::from(self.turns) * u64::from(message.1 + output.1) + u64::from(self.system_tokens);
         let max = self.context_tokens_max.unwrap_or(super::TOKENS_MAX);
         match u32::try_from(longest) {
-            Ok(longest) if longest <= max => Ok(()),
+            Ok(longest) if longest <= max => check_requests(u64::from(self.conversations) * u64::from(self.turns)),
             longest => Err(ShapeError::Context {
                 needed: longest.unwrap_or(u32::MAX),
                 context_tokens_max: max,
@@ -239,6 +242,11 @@ mod tests {
         assert!(matches!(refused(many), ShapeError::Context { .. }));
         let many = Conversations {
             conversations: u32::MAX,
+            ..SHAPE
+        };
+        assert!(matches!(refused(many), ShapeError::TooMany { .. }));
+        let many = Conversations {
+            conversations: OWNERS_MAX,
             ..SHAPE
         };
         assert!(matches!(refused(many), ShapeError::TooMany { .. }));

@@ -16,6 +16,8 @@ use crate::trace::{Trace, TraceRequest};
 
 /// Made prompts and answers are at most this long, so that sums of them cannot overflow.
 const TOKENS_MAX: u32 = 1 << 22;
+/// Made requests of one trace. They are all in memory, each with a hundred bytes and more.
+const REQUESTS_MAX: u64 = 10_000_000;
 
 /// A length that is drawn evenly from `tokens` x (1 - `range_ratio`) to `tokens` x (1 + `range_ratio`), both ends included and
 /// rounded outwards, at least 1: as `--random-range-ratio` of `vllm bench serve`.
@@ -108,6 +110,7 @@ impl Mix {
         if requests == 0 || weights == 0 {
             return Err(ShapeError::Zero { what });
         }
+        check_requests(requests as u64)?;
         let mut random = ChaCha12Rng::seed_from_u64(seed);
         let requests = (0..requests).map(|_| {
             let drawn = random.random_range(0..weights);
@@ -139,6 +142,15 @@ impl Mix {
             1 => words.concat(),
             _ => format!("a mix of prompt/answer tokens ({})", words.join("; ")),
         }
+    }
+}
+
+/// More of them would fill the memory before anything says that they are too many.
+fn check_requests(count: u64) -> Result<(), ShapeError> {
+    let (what, max) = ("the number of requests", REQUESTS_MAX);
+    match count <= max {
+        true => Ok(()),
+        false => Err(ShapeError::TooMany { what, count, max }),
     }
 }
 
@@ -210,6 +222,14 @@ mod tests {
             Mix { kinds: Vec::new() }.trace(1, 0),
             Err(ShapeError::Zero { .. })
         ));
+    }
+
+    #[test]
+    fn more_requests_than_memory_holds_are_refused() {
+        let length = Length::exactly(3);
+        let error = Mix::one(length, length).trace(usize::MAX, 0).expect_err("too many");
+        assert!(matches!(error, ShapeError::TooMany { count: u64::MAX, .. }), "{error}");
+        assert_eq!(check_requests(REQUESTS_MAX), Ok(()));
     }
 
     #[test]

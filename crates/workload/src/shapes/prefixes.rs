@@ -3,7 +3,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 
-use super::{BLOCK_OF_PREFIX, BLOCKS_MAX, Length, OWNERS_MAX, ShapeError, block_id, request};
+use super::{BLOCK_OF_PREFIX, BLOCKS_MAX, Length, OWNERS_MAX, ShapeError, block_id, check_requests, request};
 use crate::trace::Trace;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,6 +22,7 @@ impl SharedPrefixes {
     /// The measured requests. With an empty cache they are the cold half of a pair; after `warm_up` they are the warm one.
     pub fn trace(&self, requests: usize, seed: u64) -> Result<Trace, ShapeError> {
         let blocks = self.blocks()?;
+        check_requests(requests as u64)?;
         let (rest, output) = (
             self.rest.range("the rest of a prompt")?,
             self.output.range("an answer")?,
@@ -47,6 +48,7 @@ impl SharedPrefixes {
     /// Brings each prefix into the cache: one request with its blocks, one further token, and an answer of one token.
     pub fn warm_up(&self) -> Result<Trace, ShapeError> {
         let blocks = self.blocks()?;
+        check_requests(self.prefixes.into())?;
         let requests = (0..self.prefixes).map(|prefix| {
             let mut request = request(blocks * self.block_tokens + 1, 1);
             request.prefix_blocks = self.ids(prefix, blocks);
@@ -162,6 +164,12 @@ mod tests {
             ..SHAPE
         };
         assert!(matches!(refused(many), ShapeError::TooMany { .. }));
+        assert!(matches!(SHAPE.trace(usize::MAX, 0), Err(ShapeError::TooMany { .. })));
+        let many = SharedPrefixes {
+            prefixes: OWNERS_MAX,
+            ..SHAPE
+        };
+        assert!(matches!(many.warm_up(), Err(ShapeError::TooMany { .. })));
         let long = SharedPrefixes {
             prefix_tokens: u32::MAX,
             block_tokens: 2_000,
