@@ -99,8 +99,8 @@ pub enum ConfigError {
     Read { file: PathBuf, source: std::io::Error },
     #[error("the config file {file} has {bytes} bytes, over {CONFIG_FILE_BYTES_MAX}; is it the right file?", file = .file.display())]
     FileTooLarge { file: PathBuf, bytes: u64 },
-    #[error("the config file {file} is not TOML: {source}", file = .file.display())]
-    Toml { file: PathBuf, source: toml::de::Error },
+    #[error("the config file {file} is not TOML, line {line}: {why}", file = .file.display())]
+    Toml { file: PathBuf, line: usize, why: String },
     #[error("the configuration cannot be printed: {source}; this is a bug in baton")]
     Print { source: toml::ser::Error },
 }
@@ -333,9 +333,14 @@ fn file_layer(command: &Command, origins: &BTreeMap<String, Origin>, file: &Path
         });
     }
     let text = std::fs::read_to_string(file).map_err(read_error)?;
-    let table: toml::Table = text.parse().map_err(|source| ConfigError::Toml {
-        file: file.to_owned(),
-        source,
+    // The library's own words have the line itself, which may hold a password.
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        let before = error.span().map_or(0, |span| span.start);
+        ConfigError::Toml {
+            file: file.to_owned(),
+            line: text.bytes().take(before).filter(|byte| *byte == b'\n').count() + 1,
+            why: error.message().to_owned(),
+        }
     })?;
     let origin = Origin::File(file.to_owned());
     let mut layer = Vec::new();
@@ -360,7 +365,7 @@ fn file_layer(command: &Command, origins: &BTreeMap<String, Origin>, file: &Path
 fn scalar_texts(key: &str, value: toml::Value, origin: &Origin) -> Result<Vec<String>, ConfigError> {
     let bad = |value: String, allowed: &str| ConfigError::BadValue {
         key: key.to_owned(),
-        value,
+        value: shown(&value),
         origin: origin.clone(),
         allowed: allowed.to_owned(),
     };
@@ -404,7 +409,7 @@ fn flags_of(arg: &Arg, values: Vec<String>, origin: &Origin) -> Result<Vec<OsStr
         [value] if matches!(value.as_str(), "false" | "0" | "no" | "off") => Ok(Vec::new()),
         _ => Err(ConfigError::BadValue {
             key: key.to_owned(),
-            value: values.join(","),
+            value: shown(&values.join(",")),
             origin: origin.clone(),
             allowed: "allowed are true and false".to_owned(),
         }),
@@ -430,7 +435,7 @@ fn explain(error: &clap::Error, origin: &Origin) -> ConfigError {
             let value = text(ContextKind::InvalidValue).unwrap_or_default();
             ConfigError::BadValue {
                 key,
-                value,
+                value: shown(&value),
                 origin: origin.clone(),
                 allowed,
             }
@@ -440,7 +445,19 @@ fn explain(error: &clap::Error, origin: &Origin) -> ConfigError {
             env: env_name(&key),
             key,
         },
-        _ => ConfigError::Usage(error.to_string().trim_start_matches("error: ").trim_end().to_owned()),
+        _ => ConfigError::Usage(shown(error.to_string().trim_start_matches("error: ").trim_end())),
+    }
+}
+
+/// A user's text for a message, which may go into a log: of an address with a password, `SCHEME://USER:PASSWORD@HOST`, what stands
+/// before the host is left out.
+fn shown(text: &str) -> String {
+    let parts = text
+        .split_once("://")
+        .and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));
+    match parts {
+        Some((scheme, host)) => format!("{scheme}://***@{host}"),
+        None => text.to_owned(),
     }
 }
 

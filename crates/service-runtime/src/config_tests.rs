@@ -163,6 +163,28 @@ fn a_bad_value_names_key_value_origin_and_what_is_allowed() {
 }
 
 #[test]
+fn no_message_shows_the_password_of_an_address() {
+    let address = "etcd://user:geheim@10.0.0.1:2379/prod";
+    let flag = Given::args(&["--model=m", "--threads=etcd://user:geheim@10.0.0.1:2379/prod"]).error();
+    assert!(flag.contains("`etcd://***@10.0.0.1:2379/prod`"), "{flag}");
+    let messages = [
+        flag,
+        Given::args(&["--model=m", address]).error(),
+        Given::args(&["--model=m"]).env("BATON_CO_LOCATED", address).error(),
+        Given::args(&["--model=m"])
+            .file("nickname = { a = \"etcd://user:geheim@10.0.0.1:2379/prod\" }")
+            .error(),
+        Given::args(&["--model=m"])
+            .file("threads = 3\nnickname = etcd://user:geheim@10.0.0.1:2379/prod")
+            .error(),
+    ];
+    for message in &messages {
+        assert!(!message.contains("geheim"), "{message}");
+    }
+    assert!(messages[4].contains("not TOML, line 2"), "{}", messages[4]);
+}
+
+#[test]
 fn unknown_keys_and_missing_keys_say_what_to_write() {
     let near = Given::args(&["--model=m"]).file("thread = 3").error();
     assert!(
