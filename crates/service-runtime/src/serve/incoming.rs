@@ -13,7 +13,7 @@ use identity::{Caller, Connection, Identity};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::server::Connected;
 
 use super::closable::Closable;
@@ -155,12 +155,15 @@ impl Door {
         let of_all = self.places.clone().try_acquire_owned().map_err(|_| {
             format!("it has no certificate, and {NOBODYS_CONNECTIONS_MAX} connections without one are open")
         })?;
-        // One task for each place at most, and as long.
+        let ends_with_place = over.clone().drop_guard();
+        // One task for each place at most. It ends with its place: callers that leave at once and come again would leave any number of
+        // tasks behind.
         let _ends = tokio::spawn(async move {
-            tokio::time::sleep(NOBODYS_CONNECTION_TIME_LIMIT).await;
+            let _ = tokio::time::timeout(NOBODYS_CONNECTION_TIME_LIMIT, over.cancelled()).await;
             over.cancel();
         });
         Ok(NobodysPlace {
+            _ends_with_place: ends_with_place,
             _of_address: of_address,
             _of_all: of_all,
         })
@@ -170,6 +173,7 @@ impl Door {
 /// Of a connection without a certificate, until it ends.
 #[derive(Debug)]
 struct NobodysPlace {
+    _ends_with_place: DropGuard,
     _of_address: Turn,
     _of_all: OwnedSemaphorePermit,
 }
@@ -311,6 +315,30 @@ mod tests {
         assert!(first.is_ok(), "{first:?}");
         let errors = errors.load(Ordering::Relaxed);
         assert!((1..=3).contains(&errors), "{errors} errors in the time of 3 pauses");
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_a_certificate_leaves_no_timer_behind() {
+        let door = Door {
+            identity: Identity::none(),
+            over: CancellationToken::new(),
+            greeted: ByAddress::of(1),
+            nobodies: ByAddress::of(1),
+            places: Arc::new(Semaphore::new(1)),
+            refusals: Refusals::of("a connection is refused"),
+            failures: Refusals::of("accepting a connection failed; trying again"),
+        };
+        let over = door.over.child_token();
+        let place = door.nobodys_place(Ipv4Addr::LOCALHOST.into(), over.clone()).unwrap();
+        assert!(!over.is_cancelled(), "the connection is open");
+        assert!(
+            door.nobodys_place(Ipv4Addr::LOCALHOST.into(), door.over.child_token())
+                .is_err()
+        );
+        drop(place);
+        // The timer waits for this.
+        assert!(over.is_cancelled());
+        assert!(!door.over.is_cancelled(), "other connections go on");
     }
 
     #[tokio::test]
