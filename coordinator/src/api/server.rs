@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use identity::{Connection, ServerCertificate};
+use service_runtime::serve::Refusals;
 use service_runtime::shutdown::Shutdown;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
@@ -93,6 +94,7 @@ pub async fn serve_http(port: HttpPort, router: Router, shutdown: impl Future<Ou
         buffers: ResponseBuffers::default(),
         probes: ProbeConnections::default(),
         connections: JoinSet::new(),
+        failures: Refusals::of("accepting a connection failed; trying again"),
     };
     let graceful = GracefulShutdown::new();
     server.serve_until(&graceful, shutdown).await;
@@ -138,6 +140,8 @@ struct Server {
     buffers: ResponseBuffers,
     probes: ProbeConnections,
     connections: JoinSet<()>,
+    /// Accepts that failed on this side. While no descriptor is left there are ten a second.
+    failures: Refusals,
 }
 
 impl Server {
@@ -152,7 +156,7 @@ impl Server {
                     note_end(ended);
                     continue;
                 }
-                accepted = accept(&self.listener, &self.places) => accepted,
+                accepted = accept(&self.listener, &self.places, &self.failures) => accepted,
             };
             if let Some((stream, place)) = accepted {
                 let serves = place.serves;
@@ -168,7 +172,7 @@ impl Server {
     }
 }
 
-async fn accept(listener: &TcpListener, places: &Places) -> Option<(TcpStream, Place)> {
+async fn accept(listener: &TcpListener, places: &Places, failures: &Refusals) -> Option<(TcpStream, Place)> {
     match listener.accept().await {
         Ok((stream, peer)) => {
             let place = places.take(peer.ip());
@@ -187,7 +191,7 @@ async fn accept(listener: &TcpListener, places: &Places) -> Option<(TcpStream, P
             None
         }
         Err(error) => {
-            tracing::warn!(%error, "accepting a connection failed; trying again");
+            failures.tell("unknown", &error.to_string());
             tokio::time::sleep(ACCEPT_PAUSE).await;
             None
         }

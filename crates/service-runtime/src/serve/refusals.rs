@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 /// A caller that tries again and again fills no log.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
-/// Callers or calls of one kind that were turned away at a port.
+/// Callers or calls of one kind that were turned away at a port. The log has one line of them in ten seconds.
 #[derive(Debug)]
-pub(super) struct Refusals {
+pub struct Refusals {
     what: &'static str,
     told: Mutex<Told>,
 }
