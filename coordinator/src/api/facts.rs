@@ -79,6 +79,8 @@ pub struct Generation {
     pub prompt_tokens: u32,
     pub output_tokens: u32,
     pub placement: Option<Placement>,
+    /// A node was given one of its prompts, if not the one of `placement`.
+    pub has_been_placed: bool,
     pub summary: RequestSummary,
     /// For a request with several prompts; `placement` and `summary` are then those of the prompt that the client heard of
     /// first.
@@ -117,6 +119,7 @@ impl Generation {
             prompt_tokens: 0,
             output_tokens: 0,
             placement: None,
+            has_been_placed: false,
             summary: RequestSummary::default(),
             prompts: Vec::new(),
             prefixes: Arc::default(),

@@ -243,7 +243,7 @@ impl RequestRecord {
         if let Some(generation) = &facts.generation {
             end_span(generation);
             // Who was turned away has used nothing.
-            let has_run = generation.placement.is_some() || self.tokens_out() > 0;
+            let has_run = generation.has_been_placed || self.tokens_out() > 0;
             if let Some(in_use) = in_use.filter(|_| has_run) {
                 let answer_tokens = generation.output_tokens.max(self.tokens_out());
                 in_use.used_tokens(generation.prompt_tokens.saturating_add(answer_tokens), now);

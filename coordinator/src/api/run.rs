@@ -223,8 +223,16 @@ impl Run {
         let prompt = &mut self.prompts[index];
         match event {
             ClientEvent::Placed(placement) => {
-                if let Some(record) = self.record.as_ref().filter(|_| index == self.leading.unwrap_or(0)) {
-                    record.update(|generation| generation.placement = Some(placement.clone()));
+                let is_shown = index == self.leading.unwrap_or(0);
+                if let Some(record) = &self.record {
+                    record.update(|generation| {
+                        generation.has_been_placed = true;
+                        if is_shown {
+                            generation.placement = Some(placement.clone());
+                        }
+                    });
+                }
+                if let Some(record) = self.record.as_ref().filter(|_| is_shown) {
                     record.tell();
                 }
                 prompt.placement = Some(placement);

@@ -237,6 +237,35 @@ async fn a_key_pays_for_the_tokens_of_prompt_and_answer() {
 }
 
 #[tokio::test]
+async fn a_key_pays_for_a_request_of_which_a_node_had_any_prompt() {
+    let limits = Limits {
+        tokens_per_minute: at_most(12),
+        ..Limits::default()
+    };
+    // The first prompt finds no place.
+    let play = |request: &Request| match request.prompt[0].0 == u32::from(b'a') {
+        true => Script::Play(vec![Step::Hang]),
+        false => Script::Play(vec![placed(), Step::Hang]),
+    };
+    let guarded = Guarded::start(limits, play).await;
+    let bearer = guarded.bearer(Scope::Inference);
+    let headers = [("authorization", bearer.as_str())];
+    let body = json!({"model": MODEL, "prompt": ["a", "b"]}).to_string();
+    let bytes = request("POST", "/v1/completions", &headers, body.as_bytes());
+    let address = guarded.server.address;
+    let open = tokio::spawn(async move { send(address, &bytes).await });
+    until(|| (guarded.server.submitted() == 2).then_some(())).await;
+    // The word of the second one's place is on its way to the handler. All tasks run on this thread.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    open.abort();
+    until(|| (guarded.server.heard.lock().unwrap().cancelled.len() == 2).then_some(())).await;
+    let next = guarded.ask("POST", "/tokenize", &headers).await;
+    assert_is(&next, (429, "rate_limit_exceeded"));
+}
+
+#[tokio::test]
 async fn an_open_request_takes_a_place_until_its_client_has_left() {
     let limits = Limits {
         concurrent_requests: at_most(1),
