@@ -1,13 +1,14 @@
 //! Completions, chats and responses: parse, tokenize, submit, answer. All of them take this path.
 
+use std::future::Future;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{Extension, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use serving_core::request::{Lane, Request};
+use serving_core::request::{Lane, Request, RequestError};
 use serving_core::stage::Stage;
 use tracing::{Instrument, Span};
 
@@ -113,7 +114,8 @@ impl Call {
             generation.slo = slo;
             generation.is_streaming = is_streaming;
         });
-        let tokenized = self.tokenize(&mut plan, (held, labels.tenant)).await?;
+        let tokenizing = self.tokenize(&mut plan, (held, labels.tenant));
+        let tokenized = self.in_time(labels.time_limit, tokenizing).await?;
         let requests = requests(&self.state, &plan, &tokenized, &labels)?;
         self.describe(&plan, &requests);
         let choice_count = requests.len() * plan.choice_count as usize;
@@ -164,6 +166,24 @@ impl Call {
             generation.model = plan.as_ref().ok().map(|(plan, _)| plan.model.clone());
         });
         plan
+    }
+
+    /// A long text and a grammar wait for their turn, however many are before them. They wait no longer than the request's own limit,
+    /// counted from its first byte.
+    async fn in_time<T>(
+        &self,
+        limit: Duration,
+        work: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        let left = limit.saturating_sub(self.record.received_at.elapsed());
+        tokio::time::timeout(left, work).await.unwrap_or_else(|_| {
+            let waited = self.record.received_at.elapsed();
+            let late = RequestError::DeadlineExceeded {
+                stage: Stage::Tokenize.name().to_owned(),
+                waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            };
+            Err(late.into())
+        })
     }
 
     fn parsed_at(&self) -> Instant {
@@ -362,4 +382,40 @@ fn server_timing(times: &EdgeTimes) -> String {
         .chain([format!("total;dur={}", ms(times.e2e))])
         .collect::<Vec<_>>()
         .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use grammar::{GrammarError, Grammars};
+    use serde_json::json;
+    use tower::ServiceExt as _;
+
+    use super::*;
+    use crate::api::limits::COMPILED_AT_ONCE;
+    use crate::api::router;
+    use crate::api::tests::state;
+
+    /// Longer than a task takes that nothing holds up.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn a_request_whose_time_is_over_no_longer_waits_for_its_grammar() {
+        let state = state(Grammars::new(|| {
+            Err(GrammarError::NoVocabulary("the test has none".to_owned()))
+        }));
+        let places = state.compiling.clone();
+        let all = u32::try_from(COMPILED_AT_ONCE).expect("a few");
+        let _all = places.acquire_many(all).await.expect("places are never closed");
+        let body = json!({"model": "tiny", "prompt": "hi", "guided_regex": "a+"}).to_string();
+        let request = axum::http::Request::post("/v1/completions")
+            .header("host", "localhost")
+            .header("content-type", "application/json")
+            .header("x-request-timeout-ms", "50")
+            .body(Body::from(body))
+            .expect("a request");
+        let answered = tokio::time::timeout(PATIENCE, router(state).oneshot(request)).await;
+        let answer = answered.expect("it does not wait for ever").expect("an answer");
+        assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
+    }
 }
