@@ -253,3 +253,30 @@ impl Config {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use service_runtime::config::{Outcome, Program, load};
+    use service_runtime::metrics::table;
+
+    use super::*;
+
+    const PROGRAM: Program = Program {
+        name: "coordinator",
+        about: "The one of a test.",
+        version: "1.0.0",
+    };
+
+    #[test]
+    fn the_buckets_reach_as_far_as_a_request_may_take_by_default() {
+        let args = ["coordinator", "--model=m"].map(OsString::from);
+        let Ok(Outcome::Run(loaded)) = load::<Config>(PROGRAM, args, &|_| None) else {
+            panic!("the defaults are no configuration");
+        };
+        let longest_s = loaded.config.request_time_limit_ms as f64 / 1e3;
+        let last = table::E2E.edges.last().copied().expect("edges");
+        assert!(last >= longest_s, "{last} s of {longest_s} s");
+    }
+}

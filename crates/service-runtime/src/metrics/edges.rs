@@ -12,7 +12,7 @@ pub const ITL: &[f64] = &[
 /// Our own, from a short answer of a small model to the longest time limit that a request has by default.
 pub const E2E: &[f64] = &[
     0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
-    480.0,
+    480.0, 600.0,
 ];
 /// Stages last from tens of microseconds (route) to minutes (decode).
 pub const STAGE: &[f64] = &[
