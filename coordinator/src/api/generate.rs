@@ -102,7 +102,7 @@ impl Call {
     async fn answer(&self, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
         let rules = &self.state.insight.slo_rules;
         let key = self.record.facts().key.clone();
-        let labels = RequestLabels::new(headers, key.as_deref(), rules, self.state.limits.request_time_limit)?;
+        let mut labels = RequestLabels::new(headers, key.as_deref(), rules, self.state.limits.request_time_limit)?;
         self.record.update(|generation| generation.lane = labels.lane);
         let (mut plan, held) = self.parse(body).await?;
         let content = content::of_request(&self.state, &plan);
@@ -116,6 +116,7 @@ impl Call {
         });
         let tokenizing = self.tokenize(&mut plan, (held, labels.tenant));
         let tokenized = self.in_time(labels.time_limit, tokenizing).await?;
+        labels.time_limit = self.time_left(labels.time_limit)?;
         let requests = requests(&self.state, &plan, &tokenized, &labels)?;
         self.describe(&plan, &requests);
         let choice_count = requests.len() * plan.choice_count as usize;
@@ -176,14 +177,15 @@ impl Call {
         work: impl Future<Output = Result<T, ApiError>>,
     ) -> Result<T, ApiError> {
         let left = limit.saturating_sub(self.record.received_at.elapsed());
-        tokio::time::timeout(left, work).await.unwrap_or_else(|_| {
-            let waited = self.record.received_at.elapsed();
-            let late = RequestError::DeadlineExceeded {
-                stage: Stage::Tokenize.name().to_owned(),
-                waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
-            };
-            Err(late.into())
-        })
+        let done = tokio::time::timeout(left, work).await;
+        done.unwrap_or_else(|_| Err(late(self.record.received_at.elapsed())))
+    }
+
+    /// What the coordinator and the nodes have of the request's limit.
+    fn time_left(&self, limit: Duration) -> Result<Duration, ApiError> {
+        let waited = self.record.received_at.elapsed();
+        let left = limit.checked_sub(waited).filter(|left| !left.is_zero());
+        left.ok_or_else(|| late(waited))
     }
 
     fn parsed_at(&self) -> Instant {
@@ -363,6 +365,15 @@ impl Drop for Counted {
             self.note();
         }
     }
+}
+
+/// The time of a request was over before it could be given to anybody.
+fn late(waited: Duration) -> ApiError {
+    let late = RequestError::DeadlineExceeded {
+        stage: Stage::Tokenize.name().to_owned(),
+        waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+    };
+    late.into()
 }
 
 fn insert(response: &mut Response, name: HeaderName, value: &str) {
