@@ -25,6 +25,10 @@ const PROGRESS_PER_LEASE: u32 = 4;
 /// A list more often than this is a mistake in a setting.
 const RELIST_INTERVAL_MIN: Duration = Duration::from_secs(1);
 const CALL_LIMIT_MAX: Duration = Duration::from_secs(5);
+/// Lines about skipped records within so much time: whoever may write to etcd could fill the log otherwise. A cluster that is upgraded has
+/// some such records for a while.
+const SKIPS_TOLD_MAX: u32 = 16;
+const SKIPS_TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub struct DirectoryConfig {
@@ -109,6 +113,7 @@ impl<T> Drop for Directory<T> {
 }
 
 async fn follow<T: Entry>(mut tracker: Tracker<T>, mut news: mpsc::Receiver<News>, view: watch::Sender<View<T>>) {
+    let mut skips = SkipLog::default();
     loop {
         let next = tracker.tick(Instant::now());
         publish(&view, tracker.view(Instant::now()));
@@ -120,7 +125,10 @@ async fn follow<T: Entry>(mut tracker: Tracker<T>, mut news: mpsc::Receiver<News
         };
         tokio::select! {
             item = news.recv() => match item {
-                Some(Ok(heard)) => log_skipped(&tracker.apply(Instant::now(), heard)),
+                Some(Ok(heard)) => {
+                    let now = Instant::now();
+                    skips.tell(now, &tracker.apply(now, heard));
+                }
                 Some(Err(trouble)) => tracker.fail(trouble),
                 None => return,
             },
@@ -147,9 +155,36 @@ fn publish<T: Entry>(view: &watch::Sender<View<T>>, next: View<T>) {
     });
 }
 
-fn log_skipped(skipped: &[Skipped]) {
-    for Skipped { key, why } in skipped {
-        tracing::warn!(key, %why, "skipped a record in etcd that is not understood");
+/// Says which records are skipped. The view counts all of them.
+#[derive(Debug, Default)]
+struct SkipLog {
+    since: Option<Instant>,
+    told: u32,
+    untold: u64,
+}
+
+impl SkipLog {
+    fn tell(&mut self, now: Instant, skipped: &[Skipped]) {
+        for Skipped { key, why } in skipped {
+            match self.has_room(now) {
+                true => {
+                    let untold = std::mem::take(&mut self.untold);
+                    tracing::warn!(key, %why, untold, "skipped a record in etcd that is not understood");
+                }
+                false => self.untold += 1,
+            }
+        }
+    }
+
+    /// Whether another line may be written.
+    fn has_room(&mut self, now: Instant) -> bool {
+        let is_over = |since: Instant| now.saturating_duration_since(since) >= SKIPS_TOLD_WITHIN;
+        if self.since.is_none_or(is_over) {
+            (self.since, self.told) = (Some(now), 0);
+        }
+        let has_room = self.told < SKIPS_TOLD_MAX;
+        self.told += u32::from(has_room);
+        has_room
     }
 }
 
@@ -180,5 +215,33 @@ fn log_changes<T: Entry>(old: &View<T>, new: &View<T>) {
         }
         (Some(_), None) if old.as_of.is_some() => tracing::info!(folder, "etcd is back"),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::BadRecord;
+
+    #[test]
+    fn a_flood_of_bad_records_fills_no_log_and_is_counted() {
+        let skipped = vec![
+            Skipped {
+                key: "k".to_owned(),
+                why: BadRecord::UnknownSchema { got: 2 },
+            };
+            1_000
+        ];
+        let (mut skips, start) = (SkipLog::default(), Instant::now());
+        skips.tell(start, &skipped);
+        assert_eq!((skips.told, skips.untold), (SKIPS_TOLD_MAX, 984));
+        skips.tell(start + SKIPS_TOLD_WITHIN / 2, &skipped);
+        assert_eq!((skips.told, skips.untold), (SKIPS_TOLD_MAX, 1_984));
+        skips.tell(start + SKIPS_TOLD_WITHIN, &skipped[..1]);
+        assert_eq!(
+            (skips.told, skips.untold),
+            (1, 0),
+            "the next line says how many were not told"
+        );
     }
 }
