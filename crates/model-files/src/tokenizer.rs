@@ -11,7 +11,6 @@ mod families;
 mod finder;
 mod folder;
 mod gguf;
-mod incremental;
 mod merging;
 mod normalizer;
 mod sentencepiece;
@@ -30,7 +29,6 @@ use control::ControlTexts;
 pub use control::RoleMarks;
 use encoder::Encoder;
 pub use error::TokenizerError;
-pub use incremental::IncrementalDecoder;
 pub use special::{SpecialTokens, TokenKind};
 
 /// Most tokens of a vocabulary; the same bound as the model config's.

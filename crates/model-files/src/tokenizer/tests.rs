@@ -4,7 +4,7 @@ mod families;
 mod hostile;
 mod special;
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use proptest::prelude::*;
 
@@ -12,9 +12,9 @@ use super::*;
 use crate::gguf::{GgufFile, MetadataValue};
 use crate::test_kit::{GgufBuilder, TinyModel, golden_cases, model_path};
 
-static REAL: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
+static REAL: LazyLock<Tokenizer> = LazyLock::new(|| {
     let file = GgufFile::open(&model_path()).unwrap();
-    Arc::new(Tokenizer::from_gguf(&file).unwrap())
+    Tokenizer::from_gguf(&file).unwrap()
 });
 
 fn load(builder: &GgufBuilder) -> Result<Tokenizer, TokenizerError> {
@@ -51,17 +51,6 @@ fn ids(value: &serde_json::Value) -> Vec<TokenId> {
         .collect()
 }
 
-fn incremental(tokens: &[TokenId], skip_special: bool) -> String {
-    let mut decoder = IncrementalDecoder::new(Arc::clone(&REAL), skip_special);
-    let mut text = String::new();
-    for &token in tokens {
-        text.push_str(decoder.push(token));
-        assert!(decoder.held_bytes() <= 3);
-    }
-    text.push_str(decoder.flush());
-    text
-}
-
 #[test]
 fn golden_prompts_and_outputs() {
     let cases = golden_cases();
@@ -87,7 +76,7 @@ fn golden_prompts_and_outputs() {
         }
         assert!(!output.iter().any(|token| REAL.end_tokens().contains(token)), "{id}");
         assert_eq!(
-            incremental(&output, true),
+            REAL.decode(&output, true),
             case["output_text"].as_str().unwrap(),
             "{id}"
         );
@@ -105,7 +94,7 @@ fn special_tokens_of_the_real_model() {
     let turn = REAL.encode("<|im_start|>user\nhi<|im_end|>", false).unwrap();
     assert_eq!((turn[0], *turn.last().unwrap()), (TokenId(1), TokenId(2)));
     assert_eq!(REAL.decode(&turn, true), "user\nhi");
-    assert_eq!(incremental(&turn, true), "user\nhi");
+    assert_eq!(REAL.decode(&[TokenId(49_152), TokenId(u32::MAX)], false), "");
 }
 
 #[test]
@@ -113,27 +102,6 @@ fn digits_are_single_tokens() {
     let tokens = REAL.encode("in 2026", false).unwrap();
     let pieces: Vec<_> = tokens.iter().map(|&token| REAL.token_bytes(token).unwrap()).collect();
     assert_eq!(pieces, [b"in".as_slice(), b" ", b"2", b"0", b"2", b"6"]);
-}
-
-#[test]
-fn a_split_character_is_held_back_until_it_is_whole() {
-    // Four tokens or fewer, none of them the whole character.
-    let tokens = REAL.encode("🦑", false).unwrap();
-    assert!(tokens.len() > 1);
-    let mut decoder = IncrementalDecoder::new(Arc::clone(&REAL), true);
-    let (last, first) = tokens.split_last().unwrap();
-    for &token in first {
-        assert_eq!(decoder.push(token), "");
-    }
-    assert!(std::str::from_utf8(REAL.token_bytes(tokens[0]).unwrap()).is_err());
-    assert_eq!(decoder.push(*last), "🦑");
-    // Cut off: one replacement character at the end; broken by other text: at once.
-    decoder.push(tokens[0]);
-    assert_eq!(decoder.flush(), "\u{FFFD}");
-    decoder.push(tokens[0]);
-    let letter = REAL.encode("a", false).unwrap()[0];
-    assert_eq!(decoder.push(letter), "\u{FFFD}a");
-    assert_eq!(decoder.flush(), "");
 }
 
 /// What a round trip gives: the text without the bytes that this vocabulary has no token for.
@@ -168,25 +136,12 @@ proptest! {
         prop_assert_eq!(REAL.decode(&tokens, false), encodable(&text));
     }
 
-    #[test]
-    fn incremental_equals_whole(raw in proptest::collection::vec(0u32..49_200, 0..60), skip in any::<bool>()) {
-        let tokens: Vec<TokenId> = raw.into_iter().map(TokenId).collect();
-        prop_assert_eq!(incremental(&tokens, skip), REAL.decode(&tokens, skip));
-    }
-
     /// Single-byte tokens stress invalid UTF-8 much harder than whole words do.
     #[test]
-    fn incremental_equals_whole_on_single_bytes(raw in proptest::collection::vec(any::<u8>(), 0..40)) {
-        let tiny = Arc::new(load(&TinyModel::default().build()).unwrap());
+    fn single_bytes_become_the_text_that_they_are(raw in proptest::collection::vec(any::<u8>(), 0..40)) {
+        let tiny = load(&TinyModel::default().build()).unwrap();
         let tokens: Vec<TokenId> = raw.iter().map(|&byte| TokenId(3 + u32::from(byte))).collect();
-        let mut decoder = IncrementalDecoder::new(Arc::clone(&tiny), true);
-        let mut text = String::new();
-        for &token in &tokens {
-            text.push_str(decoder.push(token));
-        }
-        text.push_str(decoder.flush());
-        prop_assert_eq!(&text, &tiny.decode(&tokens, true));
-        prop_assert_eq!(text, String::from_utf8_lossy(&raw));
+        prop_assert_eq!(tiny.decode(&tokens, true), String::from_utf8_lossy(&raw));
     }
 }
 

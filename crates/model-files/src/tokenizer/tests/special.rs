@@ -1,14 +1,12 @@
 //! Begin and end tokens of each kind of file, and the bytes of SentencePiece's tokens.
 
-use std::sync::Arc;
-
 use serde_json::json;
 
 use super::families::{from_folder, gguf_of_byte_level, gguf_of_sentencepiece, json_of};
 use super::load;
 use crate::gguf::MetadataValue;
 use crate::test_kit::GgufBuilder;
-use crate::tokenizer::{IncrementalDecoder, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use serving_core::ids::TokenId;
 
 fn end_texts(tokenizer: &Tokenizer) -> Vec<String> {
@@ -122,21 +120,18 @@ fn a_folder_names_one_end_token_or_several() {
 }
 
 #[test]
-fn the_bytes_of_marked_tokens_join_to_the_text_streamed_or_at_once() {
+fn the_bytes_of_marked_tokens_join_to_the_text() {
     for tokenizer in [
         load(&gguf_of_sentencepiece("sentencepiece-llama")).unwrap(),
         from_folder("metaspace-prepend"),
     ] {
-        let tokenizer = Arc::new(tokenizer);
         let text = "the sun\n\t𝄞 is <s> 100% ▁ \u{0}";
         let tokens = tokenizer.encode(text, false).unwrap();
         // The space in front is the one that SentencePiece adds, once more behind the control token. A written mark is a space.
         let decoded = " the sun\n\t𝄞 is <s>  100%   \u{0}";
         assert_eq!(tokenizer.decode(&tokens, false), decoded);
-        let mut decoder = IncrementalDecoder::new(Arc::clone(&tokenizer), false);
-        let mut streamed: String = tokens.iter().map(|token| decoder.push(*token).to_owned()).collect();
-        streamed.push_str(decoder.flush());
-        assert_eq!(streamed, decoded);
+        let bytes = tokens.iter().flat_map(|token| tokenizer.token_bytes(*token).unwrap());
+        assert_eq!(String::from_utf8(bytes.copied().collect()).unwrap(), decoded);
         let newline = tokenizer.encode("\n", false).unwrap();
         assert_eq!(tokenizer.token_bytes(*newline.last().unwrap()), Some(&b"\n"[..]));
         assert_eq!(tokenizer.decode(&tokens, true), decoded.replace("<s>", ""));
