@@ -80,10 +80,3 @@ pub enum EngineError {
     )]
     OutOfMemory { bytes: usize },
 }
-
-impl EngineError {
-    /// Whether the same step may succeed later with nothing changed by the caller.
-    pub fn is_retryable(&self) -> bool {
-        matches!(self, EngineError::KvAccess(KvAccessError::Busy { .. }))
-    }
-}

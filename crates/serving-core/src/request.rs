@@ -337,15 +337,6 @@ impl RequestError {
             RequestError::Internal(_) => "internal",
         }
     }
-    /// Whether placing the request anew may help (subject to the retry budget).
-    pub fn is_retryable(&self) -> bool {
-        matches!(
-            self,
-            RequestError::PrefillNodeFailed { .. }
-                | RequestError::DecodeNodeFailed { .. }
-                | RequestError::TransferFailed { .. }
-        )
-    }
 }
 
 /// Why the decode node computes a prompt itself (PROTOCOL rule 16).
