@@ -86,9 +86,6 @@ pub enum EtcdTrouble {
     BadEntry { detail: String },
     #[error("{endpoint} ended the watch: {detail}")]
     WatchEnded { endpoint: String, detail: String },
-    /// No failure: the revision to watch is compacted, so the list is read again.
-    #[error("the watch is behind a compaction at revision {compact_revision}")]
-    Compacted { compact_revision: i64 },
     #[error("nothing was heard from {endpoint} for {silent_ms} ms")]
     Silent { endpoint: String, silent_ms: u64 },
 }
