@@ -55,7 +55,6 @@ calls! {
     cuEventQuery(event: CUevent);
     cuEventRecord(event: CUevent, stream: CUstream);
     cuEventSynchronize(event: CUevent);
-    cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
     cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int);
     cuGetErrorName(code: c_int, name: *mut *const c_char);
     cuGraphDestroy(graph: CUgraph);

@@ -17,9 +17,8 @@ pub mod nvrtc;
 mod table;
 
 pub use device::{
-    Args, ComputeCapability, Device, DeviceFacts, DeviceMemory, DevicePtr, Event, EventUse, Function, FunctionFacts,
-    Geometry, Graph, Image, ImportedMemory, IpcEventHandle, IpcHandle, MemoryInfo, Module, PinnedBytes, PinnedMemory,
-    Stream,
+    Args, ComputeCapability, Device, DeviceFacts, DeviceMemory, DevicePtr, Event, EventUse, Function, Geometry, Graph,
+    Image, ImportedMemory, IpcEventHandle, IpcHandle, MemoryInfo, Module, PinnedBytes, PinnedMemory, Stream,
 };
 pub use error::{Cause, CudaError, Fault};
 pub use loader::{Libraries, LoaderReport, Search};

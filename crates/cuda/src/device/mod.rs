@@ -28,7 +28,7 @@ pub use self::graph::Graph;
 pub use self::handle::EventUse;
 pub use self::ipc::{ImportedMemory, IpcEventHandle, IpcHandle};
 pub use self::memory::{DeviceMemory, DevicePtr, MemoryInfo};
-pub use self::module::{Function, FunctionFacts, Image, Module};
+pub use self::module::{Function, Image, Module};
 pub use self::pinned::{PinnedBytes, PinnedMemory};
 pub use self::stream::Stream;
 use crate::error::CudaError;

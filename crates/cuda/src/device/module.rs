@@ -127,19 +127,6 @@ impl Module {
     }
 }
 
-/// What the compiler made of a function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FunctionFacts {
-    /// Of one thread.
-    pub registers: u32,
-    /// Memory of one thread that did not fit into registers.
-    pub local_bytes: u32,
-    /// Static shared memory of a block.
-    pub shared_bytes: u32,
-    /// Of a block, given the registers.
-    pub threads_max: u32,
-}
-
 /// A kernel. It keeps its module.
 #[derive(Clone)]
 pub struct Function {
@@ -172,29 +159,6 @@ impl Function {
             unsafe { calls::cuFuncSetAttribute(self.raw.0, attribute, value) },
             what,
         )
-    }
-
-    /// # Errors
-    /// The device has failed.
-    pub fn facts(&self) -> Result<FunctionFacts, CudaError> {
-        self.loaded.context.enter()?;
-        Ok(FunctionFacts {
-            registers: self.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-            local_bytes: self.attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
-            shared_bytes: self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
-            threads_max: self.attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
-        })
-    }
-
-    fn attribute(&self, attribute: Attribute) -> Result<u32, CudaError> {
-        let mut value: c_int = 0;
-        // SAFETY: the function is alive, and the driver writes one int.
-        let answered = unsafe { calls::cuFuncGetAttribute(&raw mut value, attribute, self.raw.0) };
-        check("cuFuncGetAttribute", answered, || {
-            format!("{attribute:?} of {}", self.name)
-        })?;
-        // No attribute that is read here can be negative.
-        Ok(u32::try_from(value).unwrap_or(0))
     }
 
     pub fn name(&self) -> &str {
