@@ -11,6 +11,7 @@ pub mod certs;
 pub mod chat;
 pub mod compare;
 pub mod completions;
+pub(crate) mod date;
 pub mod doctor;
 pub mod exit;
 pub mod http;

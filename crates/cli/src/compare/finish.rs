@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -18,6 +18,7 @@ use super::fairness::Conduct;
 use super::measure::Measured;
 use super::{decision_record, output};
 use crate::bench::load::environment;
+use crate::date::today;
 use crate::exit::Exit;
 use crate::signals::Signals;
 use crate::stdout::unless_reader_gone;
@@ -175,37 +176,10 @@ pub(super) fn stop_on_signals() -> anyhow::Result<Stops> {
     Ok(stops)
 }
 
-/// `YYYY-MM-DD`, in UTC.
-pub(super) fn today() -> String {
-    iso(&httpdate::fmt_http_date(SystemTime::now()))
-}
-
-/// The calendar of HTTP's headers, `Wed, 25 Nov 2026 00:00:00 GMT`, in another order.
-fn iso(date: &str) -> String {
-    const MONTHS: [&str; 12] = [
-        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-    ];
-    let parts: Vec<&str> = date.split(' ').collect();
-    let [_, day, month, year, ..] = parts[..] else {
-        return date.to_owned();
-    };
-    let month = MONTHS
-        .iter()
-        .position(|name| *name == month)
-        .map_or(0, |index| index + 1);
-    format!("{year}-{month:02}-{day}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::compare::test_kit;
-
-    #[test]
-    fn dates_are_written_year_first() {
-        assert_eq!(iso("Wed, 25 Nov 2026 00:10:25 GMT"), "2026-11-25");
-        assert_eq!(today().len(), 10);
-    }
 
     #[derive(clap::Parser)]
     struct Line {

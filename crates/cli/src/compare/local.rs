@@ -13,7 +13,7 @@ use super::budget::{Counts, Deadline, TimePlan};
 use super::cores::{self, Cores};
 use super::costs::Costs;
 use super::fairness::Conduct;
-use super::finish::{Finished, finish, today};
+use super::finish::{Finished, finish};
 use super::machine::Machine;
 use super::measure::{Manner, Offered, ShapePlan, measure};
 use super::order;
@@ -24,6 +24,7 @@ use super::runner::{Place, Runner, Target, WARM_UP_REQUESTS};
 use super::sender::Placement;
 use super::traffic::{TYPICAL, Traffic};
 use super::tuning::{ArmSweep, Sweeps};
+use crate::date::today;
 use crate::exit::{Exit, ExitError, WithExit};
 use crate::terminal::say;
 

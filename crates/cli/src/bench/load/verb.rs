@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum as _;
@@ -22,6 +22,7 @@ use super::traffic::{Traffic, traffic};
 use super::{csv_file, run_with_texts, screen};
 use crate::bench::arguments::{clause_lines, status};
 use crate::bench::interrupt::{is_cut, until_interrupted};
+use crate::date;
 use crate::exit::{Exit, WithExit as _};
 use crate::stdout::print_result;
 use crate::terminal::{Terminal, say};
@@ -63,7 +64,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
             .scenario
             .and_then(|scenario| scenario.to_possible_value())
             .map(|value| value.get_name().to_owned()),
-        date: date(),
+        date: date::digits(),
     };
     // A file that cannot be written must not take what was measured with it.
     let written = write_files(&args, &done, &labels);
@@ -269,36 +270,9 @@ fn result_path(args: &RunArgs, done: &RunWithTexts, labels: &Labels<'_>) -> Path
     folder.join(format!("{label}-{rate}{concurrency}-{model}-{}.json", labels.date))
 }
 
-/// Now, in UTC, as `YYYYMMDD-HHMMSS`.
-fn date() -> String {
-    compact(&httpdate::fmt_http_date(SystemTime::now()))
-}
-
-/// `Sun, 06 Nov 1994 08:49:37 GMT` in digits.
-fn compact(date: &str) -> String {
-    const MONTHS: [&str; 12] = [
-        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-    ];
-    let fields: Vec<&str> = date.split_whitespace().collect();
-    let [_, day, month, year, time, _] = fields[..] else {
-        return String::new();
-    };
-    let month = MONTHS
-        .iter()
-        .position(|name| *name == month)
-        .map_or(0, |month| month + 1);
-    format!("{year}{month:02}{day}-{}", time.replace(':', ""))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_are_digits_that_sort() {
-        assert_eq!(compact("Sun, 06 Nov 1994 08:49:37 GMT"), "19941106-084937");
-        assert_eq!(date().len(), 15);
-    }
 
     #[test]
     fn a_member_that_each_body_has_is_not_added_again() {
