@@ -11,14 +11,6 @@ use super::memory::Payload;
 use crate::observe::table::Table;
 use crate::terminal::Terminal;
 
-/// The median: of the middle two where there are two.
-pub(super) fn median(values: &mut [f64]) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    let upper = values.get(values.len() / 2);
-    let lower = values.get(values.len().saturating_sub(1) / 2);
-    lower.zip(upper).map_or(0.0, |(lower, upper)| (lower + upper) / 2.0)
-}
-
 /// The measurements of one way.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
@@ -47,10 +39,8 @@ impl Row {
     /// The median over the rounds of this way's rate, as a share of another way's rate in the same round.
     fn share_of(&self, yardstick: &Row) -> f64 {
         let rounds = self.took.iter().zip(&yardstick.took);
-        let mut shares: Vec<f64> = rounds
-            .map(|(took, of)| of.as_secs_f64() / took.as_secs_f64().max(1e-9))
-            .collect();
-        median(&mut shares)
+        let shares = rounds.map(|(took, of)| of.as_secs_f64() / took.as_secs_f64().max(1e-9));
+        Samples::new(shares).percentile(50.0).unwrap_or(0.0)
     }
 
     fn rate(&self, took: Duration) -> f64 {

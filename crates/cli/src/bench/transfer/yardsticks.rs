@@ -13,10 +13,10 @@ use kv_transfer::receiver::PoolShape;
 use kv_transfer::shm::Yardstick;
 use serving_core::ids::BlockId;
 use tokio::process::Command;
+use workload::statistics::Samples;
 
 use super::memory::Payload;
 use super::peer::{Peer, STREAM_CHUNK_BYTES};
-use super::report::median;
 
 /// iperf3 averages over this long.
 const IPERF3_SECONDS: u32 = 1;
@@ -123,14 +123,13 @@ impl Iperf3 {
     }
 
     /// The median in bytes a second and its n, or the reason why there is no figure.
-    pub fn rate(mut self) -> Result<(f64, usize), String> {
+    pub fn rate(self) -> Result<(f64, usize), String> {
         if let Some(failed) = self.failed {
             return Err(failed);
         }
-        match self.rates.len() {
-            0 => Err("iperf3 did not run".to_owned()),
-            runs => Ok((median(&mut self.rates), runs)),
-        }
+        let rates = Samples::new(self.rates);
+        let median = rates.percentile(50.0).ok_or("iperf3 did not run")?;
+        Ok((median, rates.count()))
     }
 }
 

@@ -1,7 +1,9 @@
 //! What every figure is measured with: a stream, two events that tell the time, and sizes that end within seconds.
 
+use anyhow::Context as _;
 use cuda::{Device, DeviceMemory, Event, EventUse, Stream};
 use cuda_engine::kernels::{ImageForm, Kernels};
+use workload::statistics::Samples;
 
 use crate::doctor::pattern::Pattern;
 
@@ -108,7 +110,8 @@ impl<'a> Bench<'a> {
             let ms = f64::from(self.ended.ms_since(&self.begun)?);
             samples.push(ms * 1e3 / f64::from(runs));
         }
-        Ok(median(&samples[1..]))
+        let counted = Samples::new(samples.into_iter().skip(1));
+        counted.percentile(50.0).context("nothing was timed")
     }
 
     /// Memory of the device with random numbers in bf16. Waits until they are there.
@@ -127,22 +130,9 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Of an odd number of samples, at least one.
-fn median(samples: &[f64]) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_is_the_sample_in_the_middle() {
-        assert_eq!(median(&[5.0]), 5.0);
-        assert_eq!(median(&[9.0, 1.0, 2.0]), 2.0);
-    }
 
     #[test]
     fn there_is_a_sample_in_the_middle() {
