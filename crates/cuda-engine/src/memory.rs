@@ -1,7 +1,6 @@
 //! Whether a model fits a device, by figures that are known before anything is loaded.
 
-use std::fmt;
-
+use engine::for_devices::Bytes;
 use thiserror::Error;
 
 use crate::options::KvRoom;
@@ -29,18 +28,6 @@ pub struct DeviceNeed {
 pub struct DoesNotFit {
     pub need: DeviceNeed,
     pub room: DeviceRoom,
-}
-
-/// Decimal, as the sizes of model files are given.
-struct Bytes(u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            bytes if bytes >= 100_000_000 => write!(f, "{:.1} GB", bytes as f64 / 1e9),
-            bytes => write!(f, "{:.1} MB", bytes as f64 / 1e6),
-        }
-    }
 }
 
 /// A device, as far as its memory goes.

@@ -66,7 +66,8 @@ pub struct NotEnoughMemory {
 }
 
 /// Decimal, as the sizes of model files are given.
-struct Bytes(u64);
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
