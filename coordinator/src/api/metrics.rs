@@ -65,7 +65,6 @@ pub struct EndedRequest<'a> {
     pub stages: &'a StageTimings,
     /// The trace id for exemplars.
     pub trace_id: &'a str,
-    /// The cause of each stall.
     pub stalls: &'a [StallCause],
     /// The SLO profile that judged the request, and the limits that it broke. `None` when the request is not judged.
     pub slo: Option<(&'a str, &'a [Breach])>,

@@ -231,7 +231,6 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
-/// The messages of a chat.
 pub fn turns(messages: Option<ChatMessages>) -> Result<Vec<Turn>, ApiError> {
     let messages = messages.map_or(Vec::new(), |messages| messages.0);
     if messages.is_empty() {

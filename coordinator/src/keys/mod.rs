@@ -155,7 +155,6 @@ impl Keys {
         })))
     }
 
-    /// The key that has this text.
     pub(crate) fn find(&self, text: &str) -> Option<Arc<HeldKey>> {
         self.with_hash(&KeyHash::of(text))
     }

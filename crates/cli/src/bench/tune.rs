@@ -79,7 +79,6 @@ pub struct TuneArgs {
     json: bool,
 }
 
-/// The knobs, each with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Knobs {
     max_num_batched_tokens: Option<u32>,

@@ -16,7 +16,6 @@ use workload::trace::{self, ReadLimits, Trace, TraceRequest, mooncake};
 use super::costs::Costs;
 use crate::exit::{Exit, WithExit};
 
-/// Shapes that have a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(super) enum ShapeName {
     /// Prompts of 1,500 tokens arrive beside running streams.

@@ -88,7 +88,6 @@ impl GroupReport {
     }
 }
 
-/// The step of all groups.
 pub(super) fn step_of(groups: &[GroupReport]) -> StepReport {
     let checks: usize = groups.iter().map(|group| group.checks().len()).sum();
     let wrong: Vec<&str> = groups

@@ -49,7 +49,6 @@ pub(crate) struct KernelFacts {
 
 macro_rules! kernels {
     ($($id:ident: $file:ident $entry:ident, $threads:expr, $shared:expr, [$($kind:ident $arg:ident),*];)*) => {
-        /// Every kernel.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(non_camel_case_types, reason = "the names that everybody knows the formats by")]
         pub enum KernelId { $($id),* }

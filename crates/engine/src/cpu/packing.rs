@@ -10,7 +10,6 @@ use super::shared_weights::{NotShared, SharedWeights, WeightsId};
 use crate::EngineError;
 use crate::memory::{FixedMemory, HugeMemory};
 
-/// The progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Bytes of packed weights.

@@ -44,7 +44,6 @@ pub(super) enum Prepend {
     Always,
 }
 
-/// The parts of an [`Encoder`].
 #[derive(Debug)]
 pub(super) struct EncoderParts {
     pub(super) added: AddedTokens,

@@ -101,7 +101,6 @@ const FAMILIES: &[Family] = &[
     ),
 ];
 
-/// The family of that name.
 pub(super) fn find(name: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.names.contains(&name))
 }
