@@ -23,7 +23,7 @@ const HEADS_MAX: u32 = 1_024;
 /// The largest head size of any model that is opened.
 pub const HEAD_DIM_MAX: usize = 512;
 const FFN_MAX: u32 = 1 << 20;
-const VOCAB_MAX: u32 = 1 << 20;
+pub(crate) const VOCAB_MAX: u32 = 1 << 20;
 const CONTEXT_MAX: u32 = 1 << 24;
 /// Gemma 2 has 30 and 50. Below 0.01 everything is one value.
 const SOFTCAPS: (f32, f32) = (0.01, 1e6);

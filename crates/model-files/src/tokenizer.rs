@@ -31,8 +31,10 @@ use encoder::Encoder;
 pub use error::TokenizerError;
 pub use special::{SpecialTokens, TokenKind};
 
-/// Most tokens of a vocabulary; the same bound as the model config's.
-const VOCAB_MAX: usize = 1 << 20;
+use crate::config;
+
+/// Most tokens of a vocabulary.
+const VOCAB_MAX: usize = config::VOCAB_MAX as usize;
 
 /// Text to token ids and back. `Send + Sync`: share it in an `Arc`.
 ///
