@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use crate::node_notes::NodeStream;
 use crate::request_handle::{Readiness, Rejected, RequestControl, RequestHandle, Submission, Submit};
 
-/// A client that meets a full or stopping loop is told to wait for this long.
+/// A client whose request finds the loop full or stopping is told to wait for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) type Reply = oneshot::Sender<Result<RequestHandle, Rejected>>;
@@ -42,7 +42,7 @@ pub(crate) enum Input {
 pub struct NodeOrder {
     pub name: NodeName,
     pub next_role: Option<AssignedRole>,
-    /// Obey also when no node that decodes is left.
+    /// The order is obeyed also if no node that decodes is left then.
     pub is_forced: bool,
 }
 
@@ -53,7 +53,7 @@ pub enum OrderRefused {
     Stopping,
 }
 
-/// Messages that may neither wait nor be lost: cancels and stop strings. The existing handles bound their number.
+/// Messages that may neither wait nor be lost: cancels and stop strings. There are at most as many as the existing handles allow.
 #[derive(Debug, Default)]
 pub(crate) struct ClientSignals {
     pending: Mutex<PendingSignals>,

@@ -1,4 +1,4 @@
-//! One task: take an event, ask the brain, carry out its actions. Nothing here decides.
+//! One task that takes an event, asks the brain (`Cluster`), and carries out its actions. Nothing here decides.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::token_stream::RequestStream;
 
 /// Events that wait for the loop. A leg waits when the queue is full; a new request is refused.
 const INBOX_MAX: usize = 4096;
-/// Reports of nodes that wait for the loop, and may come before the event of a leg. Their readers wait when it is full.
+/// Reports of nodes that wait for the loop. They may be taken before the event of a leg. When the queue is full their readers wait.
 const MEMBERSHIP_INBOX_MAX: usize = 256;
 
 /// One request in the shell: its stream to the client and its running legs.
@@ -141,7 +141,7 @@ impl ControlLoop {
         }
     }
 
-    /// Reports of nodes come before legs and timers: a lease that a waiting status renews must not end.
+    /// Reports of nodes are taken before legs and timers, so that no lease ends while the status that renews it waits here.
     async fn woken(&mut self, refresh: &mut tokio::time::Interval, (drain, stop): (&Shutdown, &Shutdown)) -> Woken {
         let wake = self
             .cluster
@@ -178,7 +178,7 @@ impl ControlLoop {
         }
     }
 
-    /// The request may end with the next event, and with it its legs, which would have told of these tokens.
+    /// The request and its legs may end with the next event. Then no leg would report these tokens any more.
     fn count_untold(&mut self, request: RequestId) {
         let untold = self.live.get(&request).map(|live| live.stream.take_untold());
         if let Some(count) = untold.filter(|count| *count > 0) {
@@ -205,7 +205,7 @@ impl ControlLoop {
         }
     }
 
-    /// The question and its effect are one step, so of two drains at the same moment the second sees the first.
+    /// The check and the drain are one step. So when two drains come at the same moment, the second one sees the first.
     fn drain_node(&mut self, order: NodeOrder, reply: oneshot::Sender<Result<(), LastDecodeNode>>) {
         let checked = self.cluster.check_drain(Clock::now(), &order.name);
         let checked = if order.is_forced { Ok(()) } else { checked };
@@ -483,7 +483,7 @@ impl Drop for ControlLoop {
     }
 }
 
-/// The time that is left until the deadline, which is what travels.
+/// The request with the time that is left until its deadline. The wire carries this time, not the deadline.
 fn with_time_left(request: &Request, time_left: Duration) -> Request {
     Request {
         time_limit: time_left,

@@ -1,5 +1,5 @@
-//! Carries work to nodes: one task per leg (`running_leg`), one gRPC stream per task. Dropping the task ends the stream,
-//! which is the cancel (PROTOCOL rule 8).
+//! Carries work to nodes: one task per leg (`running_leg`), one gRPC stream per task. When the task is dropped the stream ends, and
+//! the end of the stream is the cancel (PROTOCOL rule 8).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -262,7 +262,7 @@ impl LegContext {
         Ok(Next::Over)
     }
 
-    /// How many tokens came since the last time. They are work of the request's owner, and each counts once, whichever leg brought it.
+    /// Tells the brain how many tokens came since the last time. They count as work of the request's owner, each once, whichever leg brought it.
     async fn tell_count(&self, progress: &mut Progress) {
         let count = self.stream.take_untold();
         if count > 0 {
@@ -295,7 +295,7 @@ impl LegContext {
         self.delivered(delivery, progress).await
     }
 
-    /// What followed for the client from what the leg brought.
+    /// Acts on the result of a delivery to the client.
     async fn delivered(&self, delivery: Delivery, progress: &mut Progress) -> Result<Next, LegError> {
         match delivery {
             Delivery::Stale => return Ok(Next::Over),

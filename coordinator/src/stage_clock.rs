@@ -38,7 +38,7 @@ struct Marks {
 #[derive(Clone, Copy, Debug)]
 struct Sampled {
     there: NodeInstant,
-    /// By the word of the node that computed the prompt, and not of the decode node through which the token came.
+    /// The node that computed the prompt has reported this time. If false, it is from the decode node through which the token came.
     is_told_by_prompts_node: bool,
 }
 

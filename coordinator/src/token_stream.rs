@@ -1,4 +1,4 @@
-//! Data plane of one request. It merges the tokens of the request's legs, hands each token to the client once and in order,
+//! The tokens of one request. This file merges the tokens of the request's legs, hands each token to the client once and in order,
 //! and keeps the figures for the request's summary. Tokens never pass through the control loop.
 
 use std::collections::BTreeMap;
@@ -17,12 +17,12 @@ use crate::node_clocks::NodeInstant;
 use crate::request_handle::{ClientEvent, Placement, RequestSummary, TokenTimes};
 use crate::stage_clock::StageClock;
 
-/// Tokens that a client may be behind; then its request is ended. At 100 tokens a second this is 40 s of silence, and the
-/// edge closes a connection after 30 s without a byte. With 20 logprobs for each token it is about 1.5 MB.
+/// A client may be behind by so many tokens. If it is behind by more, its request is ended. At 100 tokens a second this is 40 s of
+/// silence, and the edge closes a connection after 30 s without a byte. With 20 logprobs for each token it is about 1.5 MB.
 const TOKENS_BEHIND_MAX: usize = 4096;
 /// Room besides tokens: placements, prompt logprobs, the end.
 const EVENTS_BESIDES_TOKENS: usize = 64;
-/// Tokens that came before their turn. Each leg is in order and starts at the first index, so one step is enough.
+/// Most tokens of a choice that wait for an earlier token. Each leg is in order and starts at the first index, so few ever wait.
 const REORDER_MAX: usize = 64;
 
 /// The result of a batch of tokens.
@@ -73,13 +73,13 @@ struct State {
     /// The tokens of choice 0 of the live attempt. They are added to the prompt of the next attempt.
     attempt_tokens: Vec<TokenId>,
     attempt_token_count: u64,
-    /// Tokens that the client has had and the brain has not heard of.
+    /// Tokens that the client has received and that the brain has not been told of.
     untold: u32,
     prompt_logprobs_from: u32,
-    /// Where the prompt ends, when its logprobs are wanted. No token goes to the client before they are all there: the decode node's
-    /// tokens may overtake the prefill node's word.
+    /// Where the prompt ends, if its logprobs are wanted. No token goes to the client before all of them are there, because the decode
+    /// node's tokens may come before the prefill node's logprobs.
     prompt_logprobs_end: u32,
-    /// What waits for them, and how many tokens that is.
+    /// Batches that wait for these logprobs, and the number of their tokens.
     held: Vec<Held>,
     held_tokens: usize,
     clock: StageClock,
@@ -172,8 +172,8 @@ impl RequestStream {
         self.mark(attempt, |clock, _| clock.node_reported(timings));
     }
 
-    /// Where the prompt is computed, a node that says it later knows better: the prefill node, whose word the first token may
-    /// overtake by way of the decode node. An attempt after the first token has another prompt.
+    /// Prompt tokens that were cached where the prompt is computed. A later report is the better one: it is the prefill node's, and the
+    /// first token may come before it through the decode node. An attempt after the first token has another prompt and does not count.
     pub fn cached(&self, attempt: Attempt, cached_tokens: u32) {
         let mut s = self.state();
         let is_of_answer = s.first_token.is_none_or(|(_, first)| first == attempt);
@@ -391,7 +391,7 @@ impl State {
         self.tell(ClientEvent::Known(Box::new(summary)));
     }
 
-    /// Sorts one token in. Returns the tokens that can be handed over now, in order.
+    /// Puts one token into its place. Returns the tokens that can be handed over now, in order.
     fn accept(&mut self, token: TokenEvent, times: TokenTimes) -> Result<Vec<(TokenEvent, TokenTimes)>, String> {
         let choice_number = token.choice;
         let Some(choice) = self.choices.get_mut(choice_number.0 as usize) else {

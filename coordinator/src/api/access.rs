@@ -1,4 +1,4 @@
-//! Asks for a client's key, where the operator has given keys out: before a body is read, and before a handler runs.
+//! Checks a client's key, where the operator has given out keys. It does so before the body is read and before a handler runs.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use crate::keys::{Caller, HeldKey, Keys, OverLimit, Room};
 pub enum Access {
     /// Nothing: a load balancer asks.
     Probe,
-    /// Nothing: the files of the console have no secret, and its sign-in looks at the key itself.
+    /// Nothing: the files of the console hold no secret, and the sign-in of the console checks the key itself.
     Console,
     /// A key, whatever its scopes are.
     AnyKey,
@@ -38,7 +38,7 @@ impl Access {
     }
 }
 
-/// OpenAI's names; its SDKs show them to people.
+/// The names are OpenAI's, whose SDKs show these headers to people.
 const ROOM: [[HeaderName; 2]; 2] = [
     [
         HeaderName::from_static("x-ratelimit-limit-requests"),
@@ -68,7 +68,7 @@ pub async fn check(
             if let Some(record) = request.extensions().get::<Arc<RequestRecord>>() {
                 record.failed(&refused);
             }
-            // Who has a key gets to read why it was refused.
+            // A client with a known key is told why it was refused, so its body is read first.
             if refused.status != StatusCode::UNAUTHORIZED {
                 state.bodies.read_refused(request.into_body()).await;
             }
@@ -77,7 +77,8 @@ pub async fn check(
     }
 }
 
-/// Notes whose request it is. A request that computes takes a place of its key.
+/// Finds the key of the request, writes it into the record, and checks what it allows. A request that computes takes one of the places
+/// that its key has.
 fn admitted(keys: &Keys, access: Access, request: &mut Request) -> Result<Room, ApiError> {
     let now = Instant::now();
     let (key, cookie) = key_of(keys, request.headers(), now)?;
@@ -109,8 +110,8 @@ fn admitted(keys: &Keys, access: Access, request: &mut Request) -> Result<Room, 
     Ok(room)
 }
 
-/// Whose request it is, and the cookie of the session by which that is known. A key in the `Authorization` header counts before a
-/// session.
+/// The key of the request, and the cookie of the session if the key is known by a session. A key in the `Authorization` header
+/// counts before a session.
 pub fn key_of<'a>(
     keys: &Keys,
     headers: &'a HeaderMap,

@@ -170,7 +170,7 @@ impl ApiError {
         }
     }
 
-    /// As it is told to somebody who is not to know nodes and addresses.
+    /// The error without the names of nodes and addresses, for callers who must not know them.
     #[must_use]
     pub fn without_names(self) -> Self {
         let what = match self.code {

@@ -124,7 +124,7 @@ impl Call {
         self.record.update(|generation| generation.is_submitted = true);
         let pace = Pace::new(self.record.clone(), labels.lane, choice_count);
         let reply = self.reply(plan, tokenized.prompts);
-        // No header leaves before the first token has come, so that a failure until then still has a status of its own.
+        // No header is sent before the first token has come, so that a failure until then still gets its own HTTP status.
         let first = run.next().await;
         self.record.update(|generation| run.note(generation));
         let first = first?;
@@ -235,7 +235,7 @@ impl Call {
         }
     }
 
-    /// While somebody records the traffic: which blocks the prompts share with others.
+    /// While somebody records the traffic, this notes which blocks the prompts share with other prompts.
     fn fingerprint(&self, requests: &[Arc<Request>]) {
         let seq = self.record.facts().generation.as_ref().map(|generation| generation.seq);
         let (book, now) = (&self.record.insight().records.prefixes, Instant::now());
@@ -328,7 +328,7 @@ impl Call {
             note_finish_reasons(generation, tokens.iter().filter_map(|steps| steps.last()));
         });
         let mut response = reply.whole(&counted.run, &tokens, &times);
-        // Not before: a panic in it is answered with 500.
+        // The outcome is set last, because a panic before this line is answered with 500.
         self.record.facts().outcome = Some("ok");
         insert(&mut response, SERVER_TIMING, &server_timing(&times));
         drop(egress);

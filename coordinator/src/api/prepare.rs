@@ -36,7 +36,7 @@ pub struct Tokenized {
     pub constraint: Arc<OutputConstraint>,
 }
 
-/// `tenant`: whose compiled grammars it may find.
+/// `tenant`: the request may use grammars that were compiled for this tenant.
 pub async fn tokenized(
     state: &AppState,
     plan: &mut CheckedRequest,
@@ -50,12 +50,12 @@ pub async fn tokenized(
     Ok(Tokenized { prompts, constraint })
 }
 
-/// What keeps apart the things that a request leaves behind for later ones.
+/// The salt of what a request leaves behind for later requests. Requests with different salts do not share it.
 fn salt(plan: &CheckedRequest, tenant: Option<TenantSalt>) -> Option<PrefixSalt> {
     prefix_salt(tenant, plan.fields.cache_salt.map(|salt| salt.0))
 }
 
-/// Tokenizes a text that may fit the context. A text that cannot fit is refused before, or as soon as that shows.
+/// Tokenizes a text that may fit the context. A text that cannot fit is refused before, or as soon as this becomes clear.
 async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: Held) -> Result<Vec<Prompt>, ApiError> {
     let param = plan.endpoint.prompt_field();
     let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
@@ -83,7 +83,7 @@ async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: Held) -> Res
     on_text(state, (bytes, held), work).await
 }
 
-/// Refuses a text that has too many bytes for so many tokens, however they fall.
+/// Refuses a text that has too many bytes for so many tokens, however it is split into tokens.
 fn check_length(text: &TextModel, bytes: usize, (tokens_max, param): (usize, &str)) -> Result<(), ApiError> {
     let fewest = text.fewest_tokens(bytes);
     if fewest <= tokens_max {
@@ -112,7 +112,7 @@ pub struct Tokenizing {
     pub add_special: Option<bool>,
     /// Keep the prompt as text.
     pub echo: bool,
-    /// Control tokens that are written in a message are control tokens. In a prompt without a template they always are.
+    /// Whether the text of a control token in a message becomes that control token. In a prompt without a template it always does.
     pub text_controls: bool,
 }
 
@@ -177,8 +177,8 @@ impl Tokenizing {
     }
 }
 
-/// The prompt to the end of the last message's content, without what the template writes after it. A mark that no text has shows
-/// where that is.
+/// The prompt up to the end of the last message's content, without what the template writes after it. A mark that is in no text
+/// shows where this end is.
 fn up_to_last_message(text: &TextModel, mut chat: Chat) -> Result<String, TextError> {
     let mark = format!("\u{2063}{:032x}\u{2063}", rand::random::<u128>());
     let last = chat.messages.last_mut().ok_or(TextError::CannotContinue)?;
@@ -304,7 +304,7 @@ fn max_tokens(
         (Some(_), Some(asked), _) => Ok(asked),
         (Some(room), None, endpoint) => {
             let wanted = match endpoint {
-                // Who asks for more tokens at least gets them.
+                // A client whose `min_tokens` is above the default gets so many.
                 Endpoint::Completions => COMPLETIONS_MAX_TOKENS_DEFAULT.max(plan.min_tokens).min(room),
                 Endpoint::Chat | Endpoint::Responses => room,
             };
@@ -327,9 +327,9 @@ fn max_tokens(
     }
 }
 
-/// A budget that nobody asked for must not make a request too large: no more of it than the largest pool can hold. One token is
-/// left in any case, so a prompt that no pool holds is refused for what it is itself; and the client's own least, by which a request
-/// may be too large.
+/// The client did not ask for this budget, so it must not make the request too large: it is at most what the largest pool can hold.
+/// It is at least one token, so that a prompt that fits no pool is refused because of the prompt. It is also at least the minimum that
+/// the client asked for; a request may be too large because of that.
 fn default_budget(
     (least, wanted): (u32, u32),
     (prompt_tokens, choices): (usize, u32),

@@ -79,7 +79,7 @@ impl RequestLabels {
     }
 }
 
-/// A key may be for one lane alone: then its requests wait there without saying so.
+/// A key may be for one lane only. Its requests wait in that lane, also if they name no lane.
 fn allowed_lane(said: Option<Lane>, key: Option<&HeldKey>) -> Result<Lane, ApiError> {
     let only = key.and_then(|key| key.entry.lane);
     match (said, only) {
@@ -196,7 +196,7 @@ impl RequestRecord {
         facts.error = Some(told);
     }
 
-    /// An error as the caller may see it: with the names of nodes where nobody is asked for a key, and for operators.
+    /// An error as the caller may see it. It has the names of nodes where no keys are needed, and for operators.
     pub fn told(&self, error: ApiError) -> ApiError {
         match self.facts().reader() {
             Reader::Client => error.without_names(),
@@ -242,7 +242,7 @@ impl RequestRecord {
         let in_use = facts.in_use.take();
         if let Some(generation) = &facts.generation {
             end_span(generation);
-            // Who was turned away has used nothing.
+            // A request that was turned away has used nothing.
             let has_run = generation.has_been_placed || self.tokens_out() > 0;
             if let Some(in_use) = in_use.filter(|_| has_run) {
                 let answer_tokens = generation.output_tokens.max(self.tokens_out());
@@ -273,7 +273,8 @@ impl RequestRecord {
         self.tell();
     }
 
-    /// The end of an answer that nobody has ended, by who broke it off. The status is that of a client that got none.
+    /// The end of an answer that was broken off: by a panic, by the drain or by the client. The status is the one of an answer that has
+    /// not begun.
     fn broken_off(&self) -> End {
         let (outcome, status) = if std::thread::panicking() {
             ("internal", STATUS_INTERNAL)

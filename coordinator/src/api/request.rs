@@ -153,7 +153,7 @@ impl<'de> Deserialize<'de> for StopStrings {
     }
 }
 
-/// Completions ask for a number of alternatives, chats for logprobs at all.
+/// In a completion the field is the number of alternatives. In a chat it says whether logprobs are wanted at all.
 #[derive(Clone, Copy, Debug)]
 pub enum Logprobs {
     Wanted(bool),
@@ -180,7 +180,7 @@ impl<'de> Deserialize<'de> for Logprobs {
 pub struct CheckedRequest {
     pub endpoint: Endpoint,
     pub fields: GenerateFields,
-    /// The first served name, whichever of them the client used. Answers have it.
+    /// The first served name, whichever served name the client used. Answers carry this name.
     pub model: String,
     pub input: Input,
     pub sampling: SamplingParams,
@@ -234,7 +234,7 @@ pub fn parse(state: &AppState, endpoint: Endpoint, text: &str) -> Result<Checked
     check(state, endpoint, fields, (input, tools))
 }
 
-/// Logs the names of a body that are no fields.
+/// Logs the names in a body that are not fields.
 pub fn note_ignored(state: &AppState, text: &str, known: &[&str]) -> Result<(), ApiError> {
     forms::each_name(text, |name| {
         if !known.contains(&name) {
@@ -243,7 +243,7 @@ pub fn note_ignored(state: &AppState, text: &str, known: &[&str]) -> Result<(), 
     })
 }
 
-/// Looks at what no single field shows.
+/// Checks what cannot be seen in a single field.
 pub fn check(
     state: &AppState,
     endpoint: Endpoint,
@@ -285,7 +285,7 @@ pub fn check(
     })
 }
 
-/// The first served name. `asked` must be one of them. All of them name the one model of this cluster, so nobody has to ask.
+/// The first served name. `asked` must be a served name. A client may leave it out, because all served names mean the one model.
 pub fn served_model(state: &AppState, asked: Option<String>) -> Result<String, ApiError> {
     let served = &state.served_models;
     match asked {
@@ -305,7 +305,7 @@ impl GenerateFields {
             (Endpoint::Responses, asked) => (asked, "max_output_tokens"),
             _ => (self.max_tokens, "max_tokens"),
         };
-        // Values beyond any context are no type error. They end as context_length_exceeded, which names the limit.
+        // A value beyond any context is not a type error. It is refused as context_length_exceeded, which names the limit.
         let asked = asked.map(Count::get);
         if asked == Some(0) && !self.echo.0 {
             let message = format!("`{name}` must be at least 1 (0 only together with `echo`, for completions).");

@@ -64,7 +64,7 @@ pub struct PromptRun {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SummaryState {
     Nothing,
-    /// Everything that an answer shows; only the nodes' last reports are missing.
+    /// It has everything that an answer shows. Only the nodes' last reports are missing.
     SoFar,
 }
 
@@ -260,7 +260,7 @@ impl Run {
         Ok(())
     }
 
-    /// Puts what is known of every prompt now into the request's record.
+    /// Writes into the request's record what is known of every prompt now.
     pub fn note(&self, generation: &mut Generation) {
         generation.output_tokens = self.output_tokens();
         let Some(leading) = self.prompts.get(self.leading.unwrap_or(0)) else {

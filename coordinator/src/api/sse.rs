@@ -1,4 +1,4 @@
-//! Server-sent events of an answer: those of each token as soon as it is there, then those of the end or of an error.
+//! Server-sent events of an answer: the events of each token as soon as it is there, then the events of the end or of an error.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -96,7 +96,7 @@ impl Events {
             .record
             .update(|generation| note_finish_reasons(generation, self.finished.iter()));
         self.tail.extend(parts.reply.end(&parts.run, &times));
-        // Last: an end that panics on the way is no good one.
+        // The outcome is set last: if something above panics, the answer has not ended well.
         parts.record.facts().outcome = Some("ok");
     }
 

@@ -7,7 +7,7 @@ use super::TextModel;
 
 /// OpenAI allows 4 stop strings, vLLM any number. Every token is searched for each of them.
 pub const STOP_STRINGS_MAX: usize = 16;
-/// A stop string of this length holds back as much text.
+/// While a stop string may have begun, as much text as it is long is held back.
 const STOP_STRING_CHARS_MAX: usize = 256;
 
 /// The field `stop`: a string or a list of strings.
@@ -18,7 +18,7 @@ impl StopStrings {
     /// What a client may send.
     pub const WANTED: &str = "a string or a list of strings, at most 16 of 1 to 256 characters each";
 
-    /// `None` for a string that is too long or empty, or one too many.
+    /// `None` if a string is empty or too long, or if there are too many strings.
     pub fn new(stops: Vec<String>) -> Option<Self> {
         let is_long = |stop: &String| stop.is_empty() || stop.chars().count() > STOP_STRING_CHARS_MAX;
         (stops.len() <= STOP_STRINGS_MAX && !stops.iter().any(is_long)).then_some(Self(stops))
