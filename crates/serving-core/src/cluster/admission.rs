@@ -1,7 +1,8 @@
-//! The waiting queue: bounded, interactive before batch. Within a lane the owners take turns by the work that they have had
-//! (`fair_share.rs`), and of one owner's requests the next is that of the lowest priority, then the oldest. Whoever is overtaken waits
-//! no longer than `queue_wait_max`, then it is turned away. A client's own time limit ends its wait and buys no place: ordered by
-//! deadline, clients with short limits would overtake all others for as long as there is more work than the nodes can do.
+//! The waiting queue. It is bounded, and interactive requests come before batch requests. Within a lane the owners take turns by the
+//! work that they have had (`fair_share.rs`). Of one owner's requests the one with the lowest priority is next, and of equals the oldest.
+//! A request that is overtaken waits no longer than `queue_wait_max`; then it is turned away. A client's own time limit ends its wait
+//! and gives it no better place: if the queue were ordered by deadline, clients with short limits would overtake all others for as long
+//! as there is more work than the nodes can do.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -16,12 +17,12 @@ use super::fair_share::{FairShare, Owner, Work};
 /// Whether a request waits for the first time or was put back by a refusal or a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Turn {
-    /// Ahead of everything of its lane: it has waited already.
+    /// It is ahead of all others of its lane, because it has waited already.
     Returned,
     New,
 }
 
-/// Requests of which one after the other is next.
+/// A line of requests, which are taken one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Line {
     lane: Lane,
@@ -43,7 +44,7 @@ struct Place {
 #[derive(Debug)]
 pub(super) struct WaitingQueue {
     requests_max: usize,
-    /// None is empty.
+    /// No line here is empty.
     lines: BTreeMap<Line, BTreeSet<Place>>,
     places: BTreeMap<RequestId, (Line, Place)>,
     /// Requests of each lane, over all its lines.
@@ -102,7 +103,7 @@ impl WaitingQueue {
         *self.waiting.entry(lane).or_default() += 1;
     }
 
-    /// The limit is tested with the arrival counted in. When the queue is full, another request may have to make room.
+    /// Puts a new request into the queue. When the queue is full, another request may have to leave for it.
     pub(super) fn push_new(&mut self, request: &Request, arrived_at: Time) -> Enqueued {
         let mut outcome = Enqueued::Waiting;
         if self.places.len() + 1 > self.requests_max {
@@ -116,8 +117,9 @@ impl WaitingQueue {
         outcome
     }
 
-    /// Batch leaves for interactive. Within a lane the owner with the most requests gives a place to one who had fewer by two or more, so
-    /// that one client's flood does not fill the queue for the others. The last of its requests leaves. Those that were put back never do.
+    /// A batch request leaves for an interactive request. Within a lane the owner with the most requests gives a place to an owner that has
+    /// at least two fewer, so that one client cannot fill the queue for all others. The last request of that owner leaves. A request that
+    /// was put back never leaves.
     fn who_leaves_for(&self, request: &Request) -> Option<RequestId> {
         let longest = |lane| {
             let of_lane = |(line, _): &(&Line, _)| line.lane == lane && line.turn == Turn::New;
@@ -133,8 +135,8 @@ impl WaitingQueue {
         victims.last().map(|place| place.request)
     }
 
-    /// A request that was placed before goes to the front of its lane. Not counted against the limit: it was
-    /// admitted, and the number of admitted requests is bounded by what the nodes granted.
+    /// A request that was placed before goes to the front of its lane. The queue's limit does not count for it: it was admitted, and what
+    /// the nodes granted bounds the number of such requests.
     pub(super) fn push_returned(&mut self, request: &Request, arrived_at: Time) {
         self.insert(request, arrived_at, Turn::Returned);
     }
@@ -157,7 +159,7 @@ impl WaitingQueue {
         Some((line, place))
     }
 
-    /// It has its place on the nodes. Its prompt counts as work of its owner, once however often it is placed.
+    /// The request has its place on the nodes. Its prompt counts as work of its owner, only once, however often the request is placed.
     pub(super) fn placed(&mut self, request: RequestId) {
         if let Some((line, place)) = self.take(request)
             && line.turn == Turn::New
@@ -177,8 +179,8 @@ impl WaitingQueue {
             .answered(request.share, tokens);
     }
 
-    /// A walk over the queue in order of placement. `saver` has permits kept for it, and is before other owners of its lane while it is its
-    /// owner's next: if another took its place at each turn, what was kept would go to those who pass by.
+    /// A walk over the queue in the order of placement. Permits are kept for `saver`. While it is the next request of its owner, it comes
+    /// before the other owners of its lane. Otherwise a new saver could come at each turn, and the permits that were kept would go to others.
     pub(super) fn walk(&self, saver: Option<RequestId>) -> Walk {
         let mut walk = Walk {
             saver,
@@ -229,7 +231,7 @@ struct Head {
     place: Place,
 }
 
-/// Where a walk is in each line. The requests that it has passed may leave the queue meanwhile.
+/// How far a walk has come in each line. The requests that it has passed may leave the queue meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     heads: BinaryHeap<Reverse<Head>>,
@@ -249,7 +251,7 @@ impl Walk {
         }
         let Reverse(head) = self.heads.pop()?;
         let (line, place) = (head.line, head.place);
-        // As if it were placed: the owner's next request is behind those of owners that have had less by then.
+        // The walk goes on as if this request were placed: owners that have had less by then come before this owner's next request.
         self.reach(queue, (line, Bound::Excluded(place)), head.had.and(place.prompt));
         match self.is_ahead && self.saver == Some(place.request) {
             true => self.next(queue),
@@ -257,7 +259,7 @@ impl Walk {
         }
     }
 
-    /// It is its owner's next request, and nobody of a lane before its own is left.
+    /// Whether the saver is its owner's next request and no request of an earlier lane is left.
     fn may_be_ahead(&self, queue: &WaitingQueue, saver: RequestId) -> bool {
         let Some((line, place)) = queue.places.get(&saver) else {
             return false;

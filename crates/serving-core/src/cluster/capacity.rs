@@ -1,4 +1,4 @@
-//! What a request needs of a node, and whether the node can ever give it, or could now.
+//! What a request needs of a node, and whether the node can give it now or ever.
 
 use crate::node::{NodeCapacity, NodeRole};
 use crate::request::{RejectReason, Request};
@@ -8,16 +8,16 @@ use crate::time::Time;
 use super::Cluster;
 use super::member::{Life, Node};
 
-/// What of a node is kept for an older request.
+/// The part of a node that is kept for an older request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kept {
     pub permits: u64,
-    /// Of the places for sequences, which decode nodes have.
+    /// Places for sequences. Only decode nodes have them.
     pub sequences: u32,
 }
 
-/// Prefill permits of one request. A node grants about two step budgets, so a longer prompt costs one budget: it takes
-/// the node's whole attention once, and must be placeable at all.
+/// The prefill permits that one request takes. A node grants permits for about two steps. A prompt that is longer than one step takes
+/// the permits of one step, because otherwise no node could ever take it.
 pub(super) fn prefill_permit(request: &Request, node: &Node) -> u32 {
     request
         .prompt_tokens()
@@ -31,8 +31,8 @@ pub(super) fn prompt_fits(request: &Request, node: &Node) -> bool {
     blocks <= capacity.kv_blocks && request.prompt_tokens() <= capacity.max_model_tokens
 }
 
-/// The permit of a long prompt is less than its tokens, and a grant once made stands while the pool fills: without this
-/// look at the last report such a prompt would be refused again at each report.
+/// Whether the node's last report shows room for the prompt. The permits of a long prompt are fewer than its tokens, and a permit that
+/// was granted stays valid while the pool fills. Without this check such a prompt would be refused again after each report.
 pub(super) fn has_prompt_room(request: &Request, node: &Node) -> bool {
     let needed = request
         .prompt_tokens()
@@ -41,7 +41,7 @@ pub(super) fn has_prompt_room(request: &Request, node: &Node) -> bool {
     reported.is_none_or(|room| needed <= room)
 }
 
-/// The prompt must be within the node's limit. An answer that reaches the limit ends there with `length`, so it need not be.
+/// The prompt must be within the node's limit of tokens. The answer need not be: an answer that reaches the limit ends there with `length`.
 pub(super) fn whole_fits(request: &Request, node: &Node) -> bool {
     let capacity = &node.record.capacity;
     blocks_needed(request, capacity) <= capacity.kv_blocks
@@ -49,20 +49,20 @@ pub(super) fn whole_fits(request: &Request, node: &Node) -> bool {
         && request.choice_count <= capacity.max_sequences
 }
 
-/// The node can take this request now, and has what it keeps for an older one besides.
+/// The node can take this request now and still has what it keeps for an older request.
 pub(super) fn decode_has_room(request: &Request, node: &Node, kept: Kept) -> bool {
     let cost = u64::from(decode_permit(request, &node.record.capacity)).saturating_add(kept.permits);
     cost <= node.permits.available() && has_places(request, node, kept.sequences)
 }
 
-/// The decode node may compute all choices now, and `kept` further sequences.
+/// The decode node has places now for all choices and for `kept` further sequences.
 pub(super) fn has_places(request: &Request, node: &Node, kept: u32) -> bool {
     let sequences = node.sequences.saturating_add(request.choice_count);
     sequences.saturating_add(kept) <= node.record.capacity.max_sequences
 }
 
-/// KV blocks the whole request may come to need on one decode node, where no choice outgrows the node's limit of tokens: whole
-/// prompt blocks are shared by the choices, the partial last one is copied to each (PROTOCOL rule 4).
+/// The KV blocks that the whole request may need on one decode node, where no choice grows beyond the node's limit of tokens. The
+/// choices share the whole blocks of the prompt, and each gets a copy of the partial last block (PROTOCOL rule 4).
 pub(super) fn blocks_needed(request: &Request, capacity: &NodeCapacity) -> u32 {
     let block = u64::from(capacity.block_tokens.max(1));
     let prompt = u64::from(request.prompt_tokens());
@@ -72,8 +72,8 @@ pub(super) fn blocks_needed(request: &Request, capacity: &NodeCapacity) -> u32 {
     u32::try_from(total).unwrap_or(u32::MAX)
 }
 
-/// The most tokens that each of so many choices can have on a decode node of this capacity, behind a prompt of so many tokens: the
-/// largest budget that fits there. 0 where the node cannot take the prompt or the choices.
+/// The most output tokens that each choice can have on a decode node of this capacity, for a prompt of this length and this number of
+/// choices. 0 where the node cannot take the prompt or the choices.
 pub fn answer_tokens_max(prompt_tokens: u32, choice_count: u32, capacity: &NodeCapacity) -> u32 {
     if choice_count > capacity.max_sequences {
         return 0;
@@ -86,22 +86,22 @@ pub fn answer_tokens_max(prompt_tokens: u32, choice_count: u32, capacity: &NodeC
     u32::try_from(in_pool).unwrap_or(u32::MAX).min(in_context)
 }
 
-/// Blocks of the decode permit: what the node will reserve at `Open`. Growth that its pool has no blocks for is not reserved,
-/// so a request that fills the pool has a permit that an idle node grants.
+/// Blocks of the decode permit: what the node will reserve at `Open`. The permit is never larger than the pool, because the node
+/// reserves no growth for which the pool has no blocks. So an idle node can grant the permit of a request that fills the pool.
 pub(super) fn decode_permit(request: &Request, capacity: &NodeCapacity) -> u32 {
     let blocks = blocks_at_open(request, capacity.block_tokens);
     u32::try_from(blocks).unwrap_or(u32::MAX).min(capacity.kv_blocks)
 }
 
-/// The nodes that this request need not avoid, or all of them when it should avoid each.
+/// The nodes that this request need not avoid. If it should avoid all of them, this is all of them.
 pub(super) fn unless_avoided(nodes: Vec<&Node>, is_avoided: impl Fn(&Node) -> bool) -> Vec<&Node> {
     let others: Vec<&Node> = nodes.iter().copied().filter(|n| !is_avoided(n)).collect();
     if others.is_empty() { nodes } else { others }
 }
 
 impl Cluster {
-    /// Can any node of the pool ever hold this request? Asked at arrival, so that the answer is a clear 400. A node that is
-    /// merely away counts: it may be back before the request's time is up, or the client may come back later.
+    /// Whether any node of the pool can ever hold this request. This is checked at arrival, so that the client gets a clear 400. A node
+    /// that is only away counts: it may be back before the request's time is over, or the client may send the request again later.
     pub(super) fn fits_some_pool(&self, request: &Request) -> Result<(), RejectReason> {
         let is_here = |n: &Node| n.is_live() || n.life == Life::Disconnected;
         if self.can_be_answered_by(request, &is_here) {
@@ -113,14 +113,14 @@ impl Cluster {
         }
     }
 
-    /// By those nodes alone that count.
+    /// Whether the nodes for which `counts` is true can answer the request.
     fn can_be_answered_by(&self, request: &Request, counts: &dyn Fn(&Node) -> bool) -> bool {
         let is_decode = |n: &Node| n.record.role == NodeRole::Decode && counts(n);
         let mut nodes = self.members.iter();
         nodes.any(|n| is_decode(n) && whole_fits(request, n) && self.has_way_to_prefill(request, n, counts))
     }
 
-    /// With local prefill the decode node itself will do; without, some prefill node that counts has to hold the whole prompt.
+    /// With local prefill the decode node itself is enough. Without it a prefill node that counts must be able to hold the whole prompt.
     fn has_way_to_prefill(&self, request: &Request, decode: &Node, counts: &dyn Fn(&Node) -> bool) -> bool {
         let is_partner = |p: &Node| {
             p.record.role == NodeRole::Prefill
@@ -131,7 +131,7 @@ impl Cluster {
         decode.record.is_co_located || self.config.allow_local_prefill || self.members.iter().any(is_partner)
     }
 
-    /// Some decode node may be given work now, and has somebody to prefill it. Otherwise no request finds its nodes, whatever it
+    /// Whether some decode node may be given work now and has a way to prefill. Otherwise no request can be placed, whatever it
     /// needs.
     pub(super) fn can_place_any(&self, now: Time) -> bool {
         let usable = |role| {
@@ -146,7 +146,7 @@ impl Cluster {
         usable(NodeRole::Decode).any(|d| d.record.is_co_located || self.config.allow_local_prefill || prefills_for(d))
     }
 
-    /// Which limit it is above on all nodes of a role: those of the decode nodes, or where these would do those of the prefill nodes.
+    /// The limit that the request exceeds on all nodes of a role. The decode nodes are checked first, then the prefill nodes.
     fn too_large(&self, request: &Request) -> RejectReason {
         let nodes = |role| self.members.iter().filter(move |n| n.record.role == role);
         let role = match nodes(NodeRole::Decode).any(|n| whole_fits(request, n)) {

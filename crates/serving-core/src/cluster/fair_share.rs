@@ -1,21 +1,21 @@
-//! Which owner is next when several wait: the one that has had the least work for its weight. Work is counted as it is done, a
-//! prompt's tokens when the request is placed and the output's as they come: nobody knows before how long an answer gets (Sheng et
-//! al., "Fairness in Serving Large Language Models", 2024). An owner that comes back starts level with the one that was served last,
-//! so nobody saves up turns. When nobody waits, what anybody has had took nothing from the others: all start level again (Goyal et al.,
-//! "Start-time Fair Queueing", 1996).
+//! Which owner is next when several wait: the one that has had the least work for its weight. Work is counted when it is done: the
+//! tokens of a prompt when its request is placed, and the tokens of the output as they come, because nobody knows before how long an
+//! answer gets (Sheng et al., "Fairness in Serving Large Language Models", 2024). An owner that comes back starts at the level of the
+//! owner that was served last, so nobody can save up turns. When nobody waits, no owner has taken anything from another, so all start
+//! at the same level again (Goyal et al., "Start-time Fair Queueing", 1996).
 
 use std::collections::BTreeMap;
 
 use crate::ids::QueueOwner;
 use crate::request::{QueueShare, Request};
 
-/// `None`: all requests of which nobody knows whose they are.
+/// `None` is the owner of all requests whose owner is not known.
 pub(super) type Owner = Option<QueueOwner>;
 
-/// What a token of the output counts, in tokens of the prompt. A prompt's tokens are computed together, an answer's one after the
-/// other; the paper takes 2 for the same reason.
+/// A token of the output counts as so many tokens of the prompt, because the tokens of a prompt are computed together and those of an
+/// answer one after the other. The paper takes 2 for the same reason.
 const OUTPUT_TOKEN: u64 = 2;
-/// So that a weight of up to 2^32 divides a single token without a loss that would be free work.
+/// With so many bits a weight of up to 2^32 divides a single token exactly enough that no work becomes free by rounding.
 const SCALE_BITS: u32 = 32;
 
 /// Work that an owner has had: tokens divided by its weight, in units of 2^-32.
@@ -28,7 +28,7 @@ impl Work {
         Self((u128::from(tokens) << SCALE_BITS) / weight)
     }
 
-    /// Of the prompt alone.
+    /// The work of the prompt alone.
     pub(super) fn of_prompt(request: &Request) -> Self {
         Self::of_tokens(u64::from(request.prompt_tokens()), request.share)
     }
@@ -39,11 +39,11 @@ impl Work {
     }
 }
 
-/// Of one lane: what an owner has had in another lane is neither a debt nor a right here.
+/// The work that the owners have had in one lane. What an owner has had in another lane does not count here.
 #[derive(Debug, Default)]
 pub(super) struct FairShare {
     had: BTreeMap<Owner, Work>,
-    /// What the owner that was served last had had before, or the most that any had had when last nobody waited.
+    /// What the owner that was served last had had before that. After a moment in which nobody waited: the most that any owner had had.
     level: Work,
 }
 
@@ -52,10 +52,10 @@ impl FairShare {
         self.had.get(&owner).copied().unwrap_or(self.level)
     }
 
-    /// An owner that did not wait begins to. `is_waiting` says it of the others: who neither waits nor has had more than the level is
-    /// as good as new, and is forgotten. If none of them waits, nobody owes anybody.
+    /// An owner that did not wait begins to wait. `is_waiting` says which of the others wait. An owner that neither waits nor has had more
+    /// than the level is like a new one and is forgotten. If none of them waits, all start at the same level.
     pub(super) fn begins_to_wait(&mut self, owner: Owner, is_waiting: impl Fn(Owner) -> bool) {
-        // All that wait are known here, since they began to.
+        // Every owner that waits is in `had`, since it began to wait.
         if !self.had.keys().any(|other| is_waiting(*other)) {
             let most = self.had.values().copied().max().unwrap_or_default();
             self.level = self.level.max(most);

@@ -1,4 +1,4 @@
-//! What comes in on a running attempt's legs, in whatever order two streams may deliver it.
+//! The events that come in on the legs of a running attempt. Two streams may deliver them in any order.
 
 use crate::ids::{NodeId, RequestId};
 use crate::node::Ticket;
@@ -53,7 +53,7 @@ impl Cluster {
         self.requests.get(&key.request).map(|t| t.phase)
     }
 
-    /// A node said something that makes no sense at this point: the leg is broken, the node's word not worth much.
+    /// A node sent something that makes no sense at this point. The leg counts as broken.
     pub(super) fn violation(&mut self, now: Time, key: AttemptKey, (leg, what): (Leg, &str)) {
         self.stats.protocol_violations += 1;
         let phase = self.phase(&key).map_or("", Phase::name);
@@ -78,7 +78,7 @@ impl Cluster {
         }
     }
 
-    /// The permit was taken at placement; this sends the work.
+    /// Sends the work. Its permit was taken when the request was placed.
     pub(super) fn start_prefill(&mut self, now: Time, key: AttemptKey, ticket: Option<Ticket>) {
         let Some(tracked) = self.requests.get(&key.request) else {
             return;
@@ -105,7 +105,7 @@ impl Cluster {
     fn prefill_accepted(&mut self, now: Time, key: AttemptKey) {
         match self.phase(&key) {
             Some(Phase::Opened) => self.advance(now, key.request, Phase::Prefilling),
-            // Overtaken by the other leg.
+            // The other leg was faster.
             Some(Phase::Transferring | Phase::Committed | Phase::Decoding | Phase::Finishing) => {}
             _ => return self.violation(now, key, (Leg::Prefill, "unexpected Accepted")),
         }
@@ -119,7 +119,7 @@ impl Cluster {
         tracked.has_prefill_word |= leg == Leg::Prefill;
         let is_local = tracked.local.is_some();
         let was_awaited = tracked.legs.decode.is_none();
-        // The first token from a decode node may be the prefill node's.
+        // A first token that comes from the decode node may have been drawn by the prefill node.
         if leg == Leg::Prefill {
             self.engine_answered(key, leg);
         }
@@ -151,7 +151,7 @@ impl Cluster {
         self.restart_silence(now, key.request);
     }
 
-    /// They are work of the request's owner.
+    /// Counts these tokens as work of the request's owner.
     pub(super) fn tokens_counted(&mut self, request: RequestId, count: u32) {
         if let Some(tracked) = self.requests.get(&request) {
             self.queue.answered(&tracked.request, count);
@@ -209,7 +209,7 @@ impl Cluster {
         self.close_leg(key, Leg::Decode);
         match (has_prefill_leg, lacks_prefill_word) {
             (false, _) => self.complete(now, key.request),
-            // The client has not everything yet.
+            // The client does not have everything yet.
             (true, true) => self.restart_silence(now, key.request),
             (true, false) => self.finish(now, key.request),
         }
@@ -221,7 +221,7 @@ impl Cluster {
         self.set_wait(request, Some(now + LAST_REPORT_WAIT_MAX));
     }
 
-    /// After the decode leg's end only the prefill leg's was awaited.
+    /// Finishes the request if the decode leg has ended and only the end of the prefill leg was waited for.
     pub(super) fn finish_if_all_legs_ended(&mut self, now: Time, key: AttemptKey) {
         let is_over = |t: &AdmittedRequest| t.phase == Phase::Finishing || t.legs.decode.is_none();
         if self.requests.get(&key.request).is_some_and(is_over) {
@@ -233,7 +233,7 @@ impl Cluster {
         self.set_wait(request, Some(now + self.config.stream_silence_max));
     }
 
-    /// The node answered: its permits count as received.
+    /// Settles the permits of a leg: the node has received them, or they are given back.
     pub(super) fn settle_charge(&mut self, key: &AttemptKey, leg: Leg, was_received: bool) {
         let Some(open) = self
             .requests
@@ -269,7 +269,7 @@ impl Cluster {
         }
     }
 
-    /// The request has nothing more to do with this leg: what it tried there, the next one may try.
+    /// The request no longer uses this leg. If it was the trial of a node or a pair, the next request may make the trial.
     fn end_trials(&mut self, key: AttemptKey, leg: Leg, node: &NodeId) {
         if let Some(member) = self.members.get_mut(node) {
             member.suspicion.trust.released(key.request);

@@ -62,29 +62,30 @@ use stats::count;
 pub struct ClusterConfig {
     /// Requests that may wait, over both lanes.
     pub queue_requests_max: usize,
-    /// How long a request may wait for a place. Must exceed what one long prompt takes on the slowest machine that is
-    /// meant to serve (2,000 tokens in exact numerics on two cores: 40 s), or its followers are turned away.
+    /// How long a request may wait for a place. This must be more than the time of one long prompt on the slowest machine that is
+    /// meant to serve (2,000 tokens in exact numerics on two cores: 40 s). Otherwise the requests behind that prompt are turned away.
     pub queue_wait_max: Duration,
-    /// How long a request that lacks room on its decode node may be overtaken there by smaller ones that find no other node.
-    /// Then the node keeps what comes free for it.
+    /// While a request lacks room on its decode node, smaller requests that find no other node may overtake it there for this long.
+    /// Afterwards the node keeps for it what becomes free.
     pub overtake_max: Duration,
     pub lease: Duration,
-    /// Name a node's model must have; `None` takes any.
+    /// The name that a node's model must have. `None`: any name.
     pub model_name: Option<String>,
     /// Prompts shorter than this are computed on the decode node; 0 is off.
     pub local_prefill_below_tokens: u32,
     pub allow_local_prefill: bool,
-    /// Nodes answer between two steps, so this and the next must exceed the longest step (512 tokens in exact numerics on
-    /// a shared core: 40 s). They are for an engine that hangs: a node that dies is seen by its connection or its lease.
+    /// Nodes answer between two steps, so this and the next limit must be longer than the longest step (512 tokens in exact numerics on
+    /// a shared core: 40 s). Both are for an engine that hangs. A node that dies is noticed by its connection or its lease.
     pub open_timeout: Duration,
     pub prefill_start_timeout: Duration,
-    /// Longest time without a word on either leg of a running request and without a report that its node computes:
-    /// a long prompt on a slow machine says nothing on its stream for minutes. Must exceed the node's longest step.
+    /// The longest time without a message on either leg of a running request and without a report that its node computes. (While a node
+    /// computes a long prompt on a slow machine it may send nothing on the stream for minutes.) It must be longer than the longest step.
     pub stream_silence_max: Duration,
-    /// With so many broken attempts a request fails. Those that a node refused are bounded by `queue_wait_max`, as nothing broke.
+    /// A request fails after so many broken attempts. An attempt that a node refused does not count, because nothing broke:
+    /// `queue_wait_max` limits those.
     pub attempts_max: u32,
-    /// Retries a minute that the budget of PROTOCOL rule 10 does not count: with a handful of requests a minute a ratio
-    /// would forbid the first one.
+    /// So many retries a minute are not counted in the budget of PROTOCOL rule 10. With a few requests a minute a ratio alone would
+    /// forbid the first retry.
     pub retries_free_per_minute: u64,
     pub routing: RoutingPolicy,
     pub on_illegal_transition: OnIllegalTransition,
@@ -118,13 +119,13 @@ impl Default for ClusterConfig {
     }
 }
 
-/// A client that is turned away is told to come back after this long at least: the header has whole seconds.
+/// A client that is turned away is told to come back after at least this time, because the header has whole seconds.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-/// How long a request whose tokens have all come is kept for the prefill node's last report, which carries the transfer's
-/// figures: the node sends it between two steps. Its client has its answer by then. Afterwards the leg is cancelled.
+/// When all tokens of a request have come, it is kept for this long for the prefill node's last report, which has the figures of the
+/// transfer and is sent between two steps. The client has its answer by then. Afterwards the leg is cancelled.
 const LAST_REPORT_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Everything the coordinator knows and decides by.
+/// Everything that the coordinator knows and on which it decides.
 #[derive(Debug)]
 pub struct Cluster {
     config: ClusterConfig,
@@ -140,7 +141,7 @@ pub struct Cluster {
     stats: ClusterStats,
     is_draining: bool,
     peers_changed: bool,
-    /// Keys for the prompt that the event in hand looks at, when the prompt itself is not known.
+    /// The keys of the prompt that the present event looks at, if the prompt itself is not known, as in a replay.
     foretold: Option<PromptKeys>,
     looked_up: Option<PromptKeys>,
     actions: Vec<ClusterAction>,
@@ -170,7 +171,7 @@ impl Cluster {
         }
     }
 
-    /// The only way anything changes. Same events at the same times, same actions.
+    /// This is the only way in which anything changes. The same events at the same times give the same actions.
     pub fn apply(&mut self, now: Time, event: ClusterEvent) -> Vec<ClusterAction> {
         self.transitions.clear();
         self.looked_up = None;
@@ -197,7 +198,7 @@ impl Cluster {
             ClusterEvent::Tick => {}
             ClusterEvent::TokensCounted { request, count } => self.tokens_counted(request, count),
         }
-        // The status that renews a lease may be next in line.
+        // The next event may be the status that renews a lease, so leases do not end at an event of the membership.
         if !is_of_membership {
             self.end_leases(now);
         }
@@ -208,8 +209,8 @@ impl Cluster {
         std::mem::take(&mut self.actions)
     }
 
-    /// `apply` for an event that was written down and read again: its prompt has lost its tokens, and `keys` is what
-    /// [`Cluster::looked_up`] said of it then.
+    /// `apply` for an event that was recorded and read again. Its prompt has no tokens any more, and `keys` is what
+    /// [`Cluster::looked_up`] returned for it when it was recorded.
     pub fn apply_again(&mut self, now: Time, event: ClusterEvent, keys: Option<PromptKeys>) -> Vec<ClusterAction> {
         self.foretold = keys;
         let actions = self.apply(now, event);
@@ -217,7 +218,7 @@ impl Cluster {
         actions
     }
 
-    /// The keys of the prompt that the last event looked at. With its length they are all that decisions rest on.
+    /// The keys of the prompt that the last event looked at. Decisions depend on nothing of a prompt but these keys and its length.
     pub fn looked_up(&self) -> Option<&PromptKeys> {
         self.looked_up.as_ref()
     }
@@ -331,7 +332,7 @@ impl Cluster {
         }
     }
 
-    /// Each attempt that hands KV over counts once, by what came of it first: what breaks after the commit is no handoff's fault.
+    /// Each attempt that hands KV over counts once, by its first outcome. What breaks after the commit is not a fault of the handoff.
     fn count_handoff(&mut self, request: RequestId, outcome: HandoffOutcome) {
         let Some(tracked) = self.requests.get_mut(&request) else {
             return;
@@ -348,7 +349,7 @@ impl Cluster {
 
     fn stream_broken(&mut self, now: Time, request: RequestId, error: RequestError) {
         if self.requests.contains_key(&request) {
-            // It is the client that stopped it.
+            // The client stopped the handoff.
             self.count_handoff(request, HandoffOutcome::Cancelled);
             self.fail(now, request, error);
         }
@@ -388,7 +389,7 @@ impl Cluster {
         true
     }
 
-    /// Moves a request on. A move that the table forbids is a bug here, never the doing of a node or a client.
+    /// Moves a request to its next phase. A move that the table forbids is a bug of this crate. No node and no client can cause it.
     fn advance(&mut self, now: Time, request: RequestId, next: Phase) {
         let Some(tracked) = self.requests.get_mut(&request) else {
             return;
@@ -412,7 +413,7 @@ impl Cluster {
         }
     }
 
-    /// What is counted as it changes is what a walk over the requests finds.
+    /// Checks that the counts which are kept up to date equal what a walk over all requests finds.
     #[cfg(test)]
     fn check_counts(&self) {
         let (mut in_phase, mut waiting) = (BTreeMap::new(), BTreeMap::new());

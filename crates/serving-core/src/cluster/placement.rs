@@ -1,4 +1,4 @@
-//! Finds nodes for waiting requests: which are possible with the permits that are there, and which of them the policy takes.
+//! Finds nodes for waiting requests: which nodes are possible with the permits that are there, and which of them the policy chooses.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -23,21 +23,21 @@ use super::stats::count;
 /// Why a waiting request was not placed.
 #[derive(Debug, PartialEq, Eq)]
 enum Blocked {
-    /// Nodes that could take it lack permits: they save up for the first such request in the queue.
+    /// The nodes that could take the request lack permits. They save up permits for the first such request in the queue.
     Permits,
-    /// No node could take it at all now.
+    /// No node could take the request now, even with permits.
     NoNode,
 }
 
-/// Requests behind the one that saves up that are looked at in one round: a bound on the work of one event while the queue is
-/// full. What comes after them in the queue waits for its turn.
+/// So many requests behind the one that saves up are looked at in one round. This bounds the work of one event while the queue is
+/// full. Requests further behind wait for a later round.
 const PASSING_LOOKED_AT_MAX: usize = 64;
 
 /// What one round over the queue has found so far.
 #[derive(Debug, Default)]
 struct Round {
     saving: Option<Saving>,
-    /// What the requests need that lack permits.
+    /// The needs of the requests that lack permits.
     unmet: Vec<Need>,
     /// Requests behind the one that saves up.
     passed: usize,
@@ -67,8 +67,8 @@ fn candidate(node: &Node, cost: u64, keys: &PromptKeys) -> Candidate {
 }
 
 impl Cluster {
-    /// Places waiting requests in order. The first one that lacks permits saves up for them; those behind it may pass while
-    /// that costs it nothing, or has not cost it long.
+    /// Places waiting requests in order. Nodes save up permits for the first request that lacks them. Requests behind it may pass it while
+    /// this does not delay it, or has not delayed it for long.
     pub(super) fn place_waiting(&mut self, now: Time) {
         let mut round = Round::default();
         let mut walk = self.queue.walk(self.saving.as_ref().map(|saving| saving.request));
@@ -80,7 +80,7 @@ impl Cluster {
         self.saving = round.saving;
     }
 
-    /// Places one request if that can be. `Break`: those behind it are not looked at in this round.
+    /// Places one request if this is possible. `Break`: requests behind it are not looked at in this round.
     fn look_at(&mut self, now: Time, id: RequestId, round: &mut Round) -> ControlFlow<()> {
         let Some(tracked) = self.requests.get(&id) else {
             self.queue.remove(id);
@@ -101,11 +101,11 @@ impl Cluster {
                 let plan = self.choose(&request, options);
                 self.place(now, &request, plan);
             }
-            // A full queue is not walked at each event while the only node is away.
+            // While no node can take any request, the rest of the queue is not looked at.
             Err(Blocked::NoNode) if !self.can_place_any(now) => return ControlFlow::Break(()),
             Err(Blocked::NoNode) => {}
             Err(Blocked::Permits) => {
-                // One that keeps to the group of its first attempt, or avoids nodes, says nothing of the nodes that it leaves alone.
+                // A request that must stay in the group of its first attempt, or that avoids nodes, shows nothing about the other nodes.
                 if tracked.avoid.is_empty() && tracked.group.is_none() {
                     round.unmet.push(Need::of(&request));
                 }
@@ -117,7 +117,7 @@ impl Cluster {
         ControlFlow::Continue(())
     }
 
-    /// Another request found no place that needs no more than this one, and this one has no node that the other has not.
+    /// Whether another request that needs no more than this one found no place, while this one can use no node that the other cannot.
     fn is_hopeless(&self, tracked: &AdmittedRequest, unmet: &[Need]) -> bool {
         let need = Need::of(&tracked.request);
         tracked.avoid.is_empty()
@@ -133,7 +133,7 @@ impl Cluster {
         }
     }
 
-    /// The decode node has most of the prompt in its cache.
+    /// Whether the decode node has most of the prompt in its cache.
     fn lacks_little(&self, tracked: &AdmittedRequest, decode: &Node) -> bool {
         let (below, prompt_tokens) = (self.computed_locally_below(), tracked.request.prompt_tokens());
         let enough = prompt_tokens.saturating_add(1).saturating_sub(below);
@@ -141,8 +141,8 @@ impl Cluster {
         below > 0 && prompt_tokens >= below && tracked.prompt_keys.has_cached(enough, (&decode.prefixes, size))
     }
 
-    /// Leaves alone what is saved for an older request; if nothing else will do, not what a decode node has saved for a request
-    /// that has not waited long.
+    /// Plans without what is saved for an older request. If that is impossible, it also uses what a decode node has saved, as long as the
+    /// older request has not waited long.
     fn plan_around(&self, now: Time, tracked: &AdmittedRequest, saving: Option<&Saving>) -> Result<Options, Blocked> {
         let Some(saving) = saving else {
             return self.plan(now, tracked, &|_| Kept::default());
@@ -164,7 +164,7 @@ impl Cluster {
             .any(|n| !n.has_its_share(now) && decode_has_room(request, n, kept_at(n)));
         let relieved = unless_avoided(decode.clone(), |n| has_relief && n.has_its_share(now));
         match self.plan_on((now, tracked), (&relieved[..], &prefill[..]), kept_at) {
-            // The others have room, but no prefill node that could take the prompt now.
+            // The nodes without their share have room, but no prefill node that could take the prompt for them now.
             Err(_) if relieved.len() < decode.len() => {
                 self.plan_on((now, tracked), (&decode[..], &prefill[..]), kept_at)
             }
@@ -172,7 +172,7 @@ impl Cluster {
         }
     }
 
-    /// The same for these nodes alone.
+    /// The same as `plan`, but for these nodes alone.
     fn plan_on(
         &self,
         (now, tracked): (Time, &AdmittedRequest),
@@ -192,7 +192,8 @@ impl Cluster {
             .filter(move |n| n.record.role == role && n.is_usable(now))
     }
 
-    /// Decode nodes that can hold the request, permits apart: if there are any, those of its group that have not failed it.
+    /// Decode nodes that can hold the request; permits are not looked at here. Nodes of its group that have not failed it come alone, if there
+    /// are any.
     pub(super) fn decode_nodes(&self, now: Time, tracked: &AdmittedRequest) -> Vec<&Node> {
         let (request, avoid, group) = (&tracked.request, &tracked.avoid, tracked.group);
         let decode = self.usable(now, NodeRole::Decode).filter(|n| whole_fits(request, n));
@@ -202,14 +203,14 @@ impl Cluster {
         unless_avoided(decode, |n| avoid.nodes.contains(n.id()))
     }
 
-    /// Prefill nodes that can hold the prompt, permits apart.
+    /// Prefill nodes that can hold the prompt. Permits are not looked at here.
     pub(super) fn prefill_nodes(&self, now: Time, request: &Request) -> Vec<&Node> {
         let prefill = self.usable(now, NodeRole::Prefill).filter(|n| prompt_fits(request, n));
         prefill.collect()
     }
 
-    /// Each of these decode nodes on which the request would be placed if there were permits: why it would compute the prompt, or
-    /// else which of these prefill nodes could.
+    /// The decode nodes on which the request would be placed if there were permits. With each: why it would compute the prompt itself, or
+    /// which of these prefill nodes could compute it.
     pub(super) fn options(
         &self,
         now: Time,
@@ -259,7 +260,7 @@ impl Cluster {
         options
     }
 
-    /// Prefers decode nodes with a prefill node over local prefill for want of one.
+    /// Prefers decode nodes that have a prefill node over decode nodes that would compute the prompt only because they have none.
     fn prefer(&self, options: &mut Vec<DecodeOption>, prefill: &[&Node]) {
         let is_makeshift = |l: &Option<LocalPrefillReason>| {
             matches!(
@@ -267,14 +268,14 @@ impl Cluster {
                 Some(LocalPrefillReason::NoPrefillNode | LocalPrefillReason::TransferFailed)
             )
         };
-        // A cache is worth a prefill node, not a wait: while none can be had, every decode node will do.
+        // A cached prompt is as good as a prefill node, but not worth a wait: while no prefill node can be had, every decode node stays.
         if options
             .iter()
             .any(|(_, l, _)| !is_makeshift(l) && *l != Some(LocalPrefillReason::Cached))
         {
             options.retain(|(_, l, _)| !is_makeshift(l));
         } else if !self.config.allow_local_prefill {
-            // Better the node that failed it once than no node.
+            // A node that failed the request once is better than no node.
             for (decode, local, partners) in options.iter_mut() {
                 let group = self.members.get(decode).map(|d| d.record.compatibility.hash);
                 partners.extend(
@@ -289,7 +290,7 @@ impl Cluster {
         }
     }
 
-    /// Those of the options for which there are permits and room.
+    /// The options for which there are permits and room.
     fn with_permits(
         &self,
         request: &Request,
@@ -300,7 +301,7 @@ impl Cluster {
             let cost = u64::from(prefill_permit(request, n)).saturating_add(kept_at(n).permits);
             cost <= n.permits.available() && has_prompt_room(request, n)
         };
-        // Once for each node, which is a partner of as many decode nodes as there are.
+        // This is computed once for each prefill node, which may be the partner of every decode node.
         let able: BTreeSet<&NodeId> = prefill.iter().filter(|n| has_permits(n)).map(|n| n.id()).collect();
         let is_prefill_only = request.ends_at_first_token() && options.iter().any(|(_, l, _)| l.is_none());
         if able.len() < prefill.len() {
@@ -329,7 +330,7 @@ impl Cluster {
         }
     }
 
-    /// Takes out the decode nodes that rest, if another one is left then.
+    /// Removes the decode nodes that rest, if another decode node is left then.
     fn drop_resting(&self, now: Time, options: &mut Vec<DecodeOption>) {
         let rests = |(d, _, _): &DecodeOption| self.members.get(d).is_some_and(|d| d.is_resting(now));
         if !options.iter().all(rests) {
@@ -337,7 +338,7 @@ impl Cluster {
         }
     }
 
-    /// Asks the policy: for the decode node, then for its prefill node.
+    /// Asks the policy for the decode node, and then for its prefill node.
     fn choose(&mut self, request: &Request, options: Options) -> ChosenNodes {
         let facts = facts(request);
         let keys = self
@@ -392,13 +393,13 @@ impl Cluster {
 /// PROTOCOL rules 10 and 16: a transfer is tried once more on another pair, then the prompt is recomputed.
 const TRANSFER_FAILURES_MAX: u32 = 2;
 
-/// What of a node is kept for an older request.
+/// The part of each node that is kept for an older request.
 type KeptAt<'a> = dyn Fn(&Node) -> Kept + 'a;
 
-/// A decode node, why it would compute the prompt itself, and else the prefill nodes that could.
+/// A decode node, the reason why it would compute the prompt itself (if it would), and the prefill nodes that could compute it.
 pub(super) type DecodeOption = (NodeId, Option<LocalPrefillReason>, Vec<NodeId>);
 
-/// Placements that are possible now, permits included.
+/// Placements that are possible now. There are permits for each.
 #[derive(Debug)]
 enum Options {
     PrefillOnly(Vec<NodeId>),

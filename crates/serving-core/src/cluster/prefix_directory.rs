@@ -1,5 +1,5 @@
-//! Which node has which prompts in its prefix cache, as this coordinator believes: built anew from the nodes' reports
-//! after every start and on every stream, never asked for more than where to send a request.
+//! What this coordinator believes about the prefix caches: which node has which prompts. It is built anew from the nodes' reports after
+//! every start and on every stream. It is used only to decide where to send a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::request::Request;
 pub struct CachedPrefixes(BTreeSet<PrefixKey>);
 
 impl CachedPrefixes {
-    /// A node has no more listed blocks than blocks, and tells [`PREFIX_KEYS_MAX`] at most: what goes beyond is left out.
+    /// Takes a report in. A node cannot list more blocks than it has, and reports at most [`PREFIX_KEYS_MAX`]. What goes beyond is left out.
     pub(super) fn take(&mut self, report: PrefixReport, kv_blocks: u32) {
         match report {
             PrefixReport::Whole(keys) => self.0 = keys,
@@ -46,19 +46,19 @@ impl PromptKeys {
         self.0.get(&block_tokens).map_or(&[], Vec::as_slice)
     }
 
-    /// Over all sizes.
+    /// The number of keys, over all block sizes.
     pub fn blocks(&self) -> usize {
         self.0.values().map(Vec::len).sum()
     }
 
-    /// With the block sizes of all nodes. Once for each prompt: a request that waits is looked at again at every event. A node that joins
-    /// later with blocks of another size is a node that has nothing cached. Prompt logprobs bypass the caches.
+    /// Computes the keys for the block sizes of all nodes, once for each prompt, because a waiting request is looked at again at every
+    /// event. A node that joins later with another block size counts as a node with nothing cached. Prompt logprobs bypass the caches.
     pub(super) fn of(request: &Request, block_sizes: impl Iterator<Item = u32>) -> Self {
         if request.prompt_logprobs.is_some() {
             return Self::default();
         }
         let sizes: BTreeSet<u32> = block_sizes.collect();
-        // The last token is computed in any case: its logits are the first answer.
+        // The last token is computed in any case, because its logits give the first token of the answer.
         let prompt = request.prompt.split_last().map_or(&[][..], |(_, before)| before);
         let root = ChainLink::root(request.prefix_salt);
         let keys = |size| (size, prefix_keys(root, prompt, size).collect());
@@ -74,8 +74,8 @@ impl PromptKeys {
 }
 
 impl PromptKeys {
-    /// Whether so many of the prompt's tokens are cached there. One look where they are not: this is asked of every decode
-    /// node at every event while a request waits.
+    /// Whether so many of the prompt's tokens are cached there. If they are not, one lookup shows it, because this is checked for every
+    /// decode node at every event while a request waits.
     pub(super) fn has_cached(&self, tokens: u32, (cached, block_tokens): (&CachedPrefixes, u32)) -> bool {
         let blocks = tokens.div_ceil(block_tokens.max(1)) as usize;
         let keys = self.0.get(&block_tokens).and_then(|keys| keys.get(..blocks));

@@ -1,4 +1,4 @@
-//! A request that lacks permits waits for one decode node and one prefill node that save up for it; others go round them.
+//! A request that lacks permits waits while one decode node and one prefill node save up permits for it. Other requests use other nodes.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use super::capacity::{Kept, decode_permit, has_places, has_prompt_room, prefill_
 use super::handoff::AdmittedRequest;
 use super::member::Node;
 
-/// The first request in the queue that lacks permits, and the nodes that save up for it. There is one at a time: the next one
-/// saves up when this one has its place.
+/// The first request in the queue that lacks permits, and the nodes that save up for it. Nodes save up for one request at a time. When it
+/// has its place, the next one follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Saving {
     pub request: RequestId,
-    /// Since when the request waits.
+    /// The time since when the request waits.
     pub since: Time,
-    /// `None`: it needs none there, or no node there can ever take it.
+    /// `None`: the request needs no node of this role, or no such node can ever take it.
     pub decode: Option<Target>,
     pub prefill: Option<Target>,
 }
 
-/// A node, and what of it is kept for the request.
+/// A node, and the part of it that is kept for the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub node: NodeId,
@@ -43,7 +43,7 @@ pub(super) enum Overtaking {
 }
 
 impl Saving {
-    /// What the younger `request` leaves alone of this node.
+    /// The part of this node that the younger `request` must not take.
     pub(super) fn kept_at(&self, node: &Node, overtaking: Overtaking, request: &Request) -> Kept {
         let wanted = self.wanted_at(node).unwrap_or_default();
         let may_overtake = match node.record.role {
@@ -64,8 +64,8 @@ impl Saving {
     }
 }
 
-/// What a request asks of the nodes, as far as a comparison goes: who needs no less than one that found no place finds none
-/// either, and need not be looked at.
+/// What a request needs of the nodes, in a form that can be compared. If a request found no place, another request that needs no less
+/// finds none either and need not be looked at.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
     prompt_tokens: u32,
@@ -89,8 +89,8 @@ impl Need {
     }
 }
 
-/// A node that could take it now is better than one that could not; then the one with the most permits for this coordinator;
-/// then the first by name.
+/// The best node for a request: first a node that could take it now, then the node with the most permits for this coordinator, then the
+/// first one by name.
 fn best(nodes: Vec<&Node>, has_room: impl Fn(&Node) -> bool) -> Option<NodeId> {
     let rank = |node: &&Node| (has_room(node), node.permits.available());
     let mut best: Option<&Node> = None;
@@ -102,8 +102,8 @@ fn best(nodes: Vec<&Node>, has_room: impl Fn(&Node) -> bool) -> Option<NodeId> {
     best.map(|node| node.id().clone())
 }
 
-/// Could take it, if other coordinators gave back what they hold. Where this one holds nothing although there is room, the
-/// node saves up for an older request of another coordinator.
+/// Whether the node could take the request if other coordinators gave back what they hold. If this coordinator holds nothing although
+/// there is room, the node saves up for an older request of another coordinator.
 fn has_decode_room(request: &Request, node: &Node) -> bool {
     let needed = decode_permit(request, &node.record.capacity);
     let reported = node.status.as_ref().map(|s| s.kv_blocks.free + s.kv_blocks.cached);
@@ -113,7 +113,7 @@ fn has_decode_room(request: &Request, node: &Node) -> bool {
 fn needed_of_decode(request: &Request, node: &Node) -> Kept {
     Kept {
         permits: u64::from(decode_permit(request, &node.record.capacity)),
-        // Places come free one by one: without this a request for several would never find them together.
+        // Places become free one by one. If they were not kept, a request that needs several would never find them free together.
         sequences: request.choice_count,
     }
 }
@@ -125,8 +125,8 @@ fn needed_of_prefill(request: &Request, node: &Node) -> Kept {
     }
 }
 
-/// Whether a short prompt may take what a prefill node has kept. While more waits there than the node ever grants, it computes a
-/// long prompt, and the request that saves up has to wait for this prompt in any case. As soon as less waits, the node saves.
+/// Whether a short prompt may take what a prefill node has kept. While more tokens wait there than the node ever grants, it computes a
+/// long prompt, and the request that saves up has to wait for this prompt in any case. As soon as fewer wait, the node saves up.
 fn is_left_for_short(node: &Node, wanted: u64, request: &Request) -> bool {
     let capacity = &node.record.capacity;
     let share = permits_kept_for_short(capacity.max_batch_tokens);
@@ -135,8 +135,8 @@ fn is_left_for_short(node: &Node, wanted: u64, request: &Request) -> bool {
 }
 
 impl Cluster {
-    /// The nodes that save up for this request, of those on which it would be placed if they had permits. They stay the same while
-    /// they can take it and none that has room appears, or what one has saved would be lost at each report.
+    /// The nodes that save up for this request, among those on which it would be placed if they had permits. They stay the same while they
+    /// can take it and no node with room appears. Otherwise a node's savings would be lost at each report.
     pub(super) fn save_up(&self, now: Time, tracked: &AdmittedRequest) -> Saving {
         let request = &tracked.request;
         let (decode, prefill) = (self.decode_nodes(now, tracked), self.prefill_nodes(now, request));
@@ -148,7 +148,7 @@ impl Cluster {
         let chosen = options.into_iter().find(|(id, _, _)| Some(id) == decode.as_ref());
         let partners = match chosen {
             Some((_, None, partners)) => partners,
-            // It computes the prompt itself.
+            // The decode node computes the prompt itself.
             Some((_, Some(_), _)) | None => Vec::new(),
         };
         let room =
@@ -173,7 +173,7 @@ impl Cluster {
         }
     }
 
-    /// The one of these nodes that saved before, unless it rests, or lacks room that another one has; else the best one.
+    /// The node among these that has saved up until now, unless it rests or another node has room and it has none. Otherwise the best one.
     fn who_saves(
         &self,
         now: Time,
@@ -195,7 +195,7 @@ impl Cluster {
         }
     }
 
-    /// Nodes that serve other coordinators too hear what waits for their permits, and get back what they recalled.
+    /// Nodes that also serve other coordinators are told what waits for their permits, and get back the permits that they recalled.
     pub(super) fn share_permits(&mut self, now: Time) {
         let saving = self.saving.clone();
         let waited = saving.as_ref().map_or(Duration::ZERO, |saving| now.since(saving.since));

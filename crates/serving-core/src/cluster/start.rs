@@ -14,7 +14,7 @@ use super::event::Leg;
 use super::handoff::{AdmittedRequest, OpenLeg, Phase};
 use super::stats::count;
 
-/// Nodes chosen for one request.
+/// The nodes that were chosen for one request.
 #[derive(Debug)]
 pub(super) struct ChosenNodes {
     pub prefill: Option<NodeId>,

@@ -29,8 +29,8 @@ impl Cluster {
         }
     }
 
-    /// Nobody could be heard meanwhile, neither nodes nor legs: those waits begin again where they stopped. The client's own
-    /// limits do not wait.
+    /// The process stood still, so it could hear neither nodes nor legs. Waits for those are extended by this time. The client's own
+    /// limits are not extended.
     pub(super) fn stood_still(&mut self, stillness: Duration) {
         self.members.stood_still(stillness);
         let waits = self.requests.iter().filter_map(|(id, t)| Some((*id, t.wait_until?)));
@@ -46,7 +46,7 @@ impl Cluster {
         }
     }
 
-    /// Everything whose time has come, in order of time and id.
+    /// Does everything whose time has come, in order of time and id.
     pub(super) fn due(&mut self, now: Time) {
         self.members.end_suspicions(now);
         while let Some((_, request)) = self.wakes.first().copied().filter(|(t, _)| *t <= now) {
@@ -77,7 +77,7 @@ impl Cluster {
         }
     }
 
-    /// No place in time: a request of which nothing ran is turned away, one that runs for a client breaks.
+    /// The request found no place in time. If it has never been placed it is turned away, else it fails.
     fn queue_timed_out(&mut self, now: Time, request: RequestId) {
         let Some(tracked) = self.requests.get(&request) else {
             return;

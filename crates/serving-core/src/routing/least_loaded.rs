@@ -3,10 +3,10 @@
 use super::{Candidate, Choice, Pool, RequestFacts, RouteReason, Router};
 use crate::ids::RequestId;
 
-/// Prefill is bound by compute, so its load is prompt tokens not yet computed. Decode is bound by sequences in the
-/// batch and by KV blocks; whichever is the larger share of its limit is the load. Of equals the one that has most of the
-/// prompt cached. If that leaves several, the request's id draws one of the prefill nodes: the lowest id would fill one
-/// cache and leave those of all others empty.
+/// Prefill is bound by compute, so its load is the prompt tokens that are not computed yet. Decode is bound by the sequences in the
+/// batch and by KV blocks, and its load is the one that is the larger share of its limit. Of equal nodes the one that has most of the
+/// prompt cached is taken. If several prefill nodes are left, the request's id draws one of them, because always taking the lowest id
+/// would fill one cache and leave all others empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastLoaded;
 
@@ -30,14 +30,14 @@ pub(super) fn decode_load(c: &Candidate) -> (u64, u64) {
     (sequences.max(blocks), sequences.min(blocks))
 }
 
-/// Which of `count` equals a request draws. Ids of a real cluster are random, and those of a simulation count up: the finalizer
-/// of SplitMix64 (Steele, Lea, Flood 2014) mixes both alike. The same id draws the same one at every coordinator.
+/// Which of `count` equal nodes a request draws. Ids of a real cluster are random, and those of a simulation count up. The finalizer of
+/// SplitMix64 (Steele, Lea, Flood 2014) mixes both equally well. The same id draws the same node at every coordinator.
 fn drawn(id: RequestId, count: usize) -> usize {
     let mut bits = id.0 as u64;
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^= bits >> 31;
-    // A share of 32 bits, of which no number of nodes overflows the product.
+    // 32 of the bits, so that the product with any number of nodes does not overflow.
     (((bits & u64::from(u32::MAX)) * count as u64) >> 32) as usize
 }
 

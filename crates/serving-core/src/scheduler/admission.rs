@@ -12,7 +12,7 @@ use crate::stage::StageTimings;
 use crate::time::Time;
 
 impl Work {
-    /// Choices are drawn one token after the other here.
+    /// Whether this node draws the answer, one token after the other.
     fn decodes(self) -> bool {
         match self {
             Work::Prefill(_) => false,
@@ -28,7 +28,7 @@ impl Admission {
             attempt: self.attempt,
         }
     }
-    /// Sequences that it may become here.
+    /// The number of sequences that it may become on this node.
     fn sequences(&self) -> u32 {
         if self.work.decodes() {
             self.request.choice_count
@@ -39,11 +39,11 @@ impl Admission {
 }
 
 impl Scheduler {
-    /// Lets a request in when the blocks that it needs first are there: its prompt beyond the cached prefix, and for what decodes
-    /// here growth of min(remaining, two blocks) for each choice.
+    /// Lets a request in if the blocks that it needs first are free: blocks for its prompt beyond the cached prefix, and, if it decodes
+    /// here, growth of min(remaining, two blocks) for each choice.
     ///
     /// # Errors
-    /// A refusal holds nothing. The permits it carried count as used either way.
+    /// A request that is refused holds no blocks. The permits that it carried count as used in both cases.
     pub fn admit(&mut self, now: Time, admission: Admission) -> Result<Admitted, Refusal> {
         self.permits.receive(admission.permits, admission.coordinator);
         let admitted = self.check(&admission).and_then(|()| self.reserve(now, admission));
@@ -173,8 +173,8 @@ impl Scheduler {
         self.next_serial += 1;
     }
 
-    /// Choice 0's sequence with the blocks that are here already, and room for all its tokens, so that growth does not
-    /// allocate.
+    /// The sequence of choice 0, with the blocks that are cached here already. It has capacity for all its tokens, so that its growth
+    /// allocates no memory.
     fn prompt_with_prefix(&mut self, admission: &Admission) -> (Sequence, u32) {
         let request = &admission.request;
         let longest = match admission.work.decodes() {
@@ -193,7 +193,7 @@ impl Scheduler {
         (prompt, prefix_blocks)
     }
 
-    /// Choice 0 starts with the prompt, the others with nothing but their growth.
+    /// Choice 0 starts with the prompt. The other choices start with their growth blocks only.
     fn choices_of(&mut self, prompt: Sequence, growth: Vec<u32>) -> Vec<Choice> {
         let root = prompt.root();
         let mut first = Some(prompt);
@@ -210,7 +210,7 @@ impl Scheduler {
         choices
     }
 
-    /// Growth blocks for each sequence, at most `room` together: what is missing is found, or preempted for, later.
+    /// Growth blocks for each sequence, at most `room` in all. Missing blocks are found later, or another sequence is preempted for them.
     fn growth_of(&self, admission: &Admission, room: u32) -> Vec<u32> {
         if !admission.work.decodes() {
             return vec![0];

@@ -1,4 +1,4 @@
-//! How requests leave: cancelled, failed, late, or finished; and quarantine, where blocks wait that a peer may still touch.
+//! How requests leave a node: cancelled, failed, late or finished. Also the quarantine, in which blocks wait that a peer may still touch.
 
 use crate::ids::TransferId;
 use crate::kv::BlockUse;
@@ -7,7 +7,7 @@ use crate::scheduler::entry::{AfterPrompt, Entry, Phase};
 use crate::scheduler::{NodeFailure, Outcome, Report, Scheduler, SchedulerEvent};
 use crate::time::Time;
 
-/// Whose end quarantined blocks wait for.
+/// The push or the transfer for whose end quarantined blocks wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Quarantined {
     Push(AttemptKey),
@@ -34,7 +34,7 @@ impl Scheduler {
         true
     }
 
-    /// What a request that is here has come to. Ask before a cancel, which has no event that would tell it.
+    /// The report of a request that is here. Ask for it before a cancel, because a cancel gives no event that has the report.
     pub fn report_of(&self, key: AttemptKey) -> Option<Report> {
         let serial = self.keys.get(&key)?;
         self.entries.get(serial).map(Entry::report)
@@ -91,13 +91,13 @@ impl Scheduler {
         times.min()
     }
 
-    /// Its end waits for the running step.
+    /// Whether the request ends when the running step has ended.
     pub(super) fn is_ending(&self, serial: u64) -> bool {
         self.deferred.iter().any(|(ending, _)| *ending == serial)
     }
 
-    /// Ends a request early, with an event when it failed. While it is in a running step the end waits for the step. The first
-    /// reason to end it counts.
+    /// Ends a request early, with an event if it failed. If it is in the running step, it ends after the step. The first reason to end it
+    /// counts.
     pub(super) fn end(&mut self, serial: u64, failure: Option<NodeFailure>) {
         if self.is_ending(serial) {
             return;
@@ -126,8 +126,8 @@ impl Scheduler {
         });
     }
 
-    /// The only way out of the tables: blocks go back, or to quarantine while a peer may read or write them.
-    /// What the request is told comes first: the loop then knows why a transfer or a push is to end.
+    /// This is the only way out of the tables. The blocks are released, or put into quarantine while a peer may read or write them. The
+    /// terminal event comes first, so that the loop knows why a transfer or a push is to end.
     fn leave(&mut self, serial: u64, terminal: impl FnOnce(&Entry) -> Option<SchedulerEvent>) {
         let Some(mut entry) = self.entries.remove(&serial) else {
             return;
@@ -164,7 +164,7 @@ impl Scheduler {
 
     /// Nothing touches these blocks any more.
     pub(super) fn leave_quarantine(&mut self, why: &Quarantined) {
-        // The last first: then a chain's tail is evicted before its head.
+        // The last block is released first, so that the tail of a chain is evicted before its head.
         for handle in self.quarantine.remove(why).into_iter().flatten().rev() {
             self.pool.release(handle);
         }

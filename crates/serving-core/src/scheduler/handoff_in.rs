@@ -1,4 +1,4 @@
-//! KV of a prompt on its way in: the signs of its transfer, its commit, its end.
+//! The KV of a prompt that comes from a prefill node: what shows that its transfer goes on, its commit, and its end.
 
 use thiserror::Error;
 
@@ -31,7 +31,7 @@ pub enum CommitError {
 }
 
 impl Scheduler {
-    /// The prefill has begun: its queue is over, the reservation timer starts (PROTOCOL rule 9).
+    /// The prefill has begun. The request no longer waits in the prefill node's queue, and the reservation timer starts (PROTOCOL rule 9).
     pub fn prefill_began(&mut self, now: Time, key: AttemptKey) {
         if let Some(entry) = self.entry_mut(key)
             && let Phase::Receiving { heard_at, .. } = &mut entry.phase
@@ -40,7 +40,7 @@ impl Scheduler {
         }
     }
 
-    /// Bytes of the transfer have arrived: its blocks are in transfer from now on, the timer starts anew.
+    /// Bytes of the transfer have arrived. From now on its blocks are in transfer, and the timer starts anew.
     pub fn frame_arrived(&mut self, now: Time, key: AttemptKey) {
         let Some(serial) = self.keys.get(&key) else {
             return;
@@ -66,7 +66,7 @@ impl Scheduler {
     /// `first_tokens` are the tokens of the choices that go on; choices without one ended at their first token.
     ///
     /// # Errors
-    /// Tokens that break the contract, or a request that is not receiving: nothing has changed.
+    /// The tokens break the contract, or the request is not receiving. Nothing has changed then.
     pub fn commit(&mut self, now: Time, commit: Commit) -> Result<(), CommitError> {
         let serial = *self.keys.get(&commit.key).ok_or(CommitError::NotHere)?;
         let vocab_size = self.config.limits.vocab_size;

@@ -12,8 +12,9 @@ use crate::scheduler::step_plan::RowSource;
 use crate::scheduler::{NodeLimits, PlannedRow, RowLogits, Scheduler, StepPlan};
 use crate::time::Time;
 
-/// Halves that push less than so many last chunks are not worth it. A step more costs some 3 ms and 512 tokens take 10
-/// over gRPC (docs/measurements/latency.md): 256 tokens, two halves of four last chunks of 32, are where the one is as long as the other.
+/// A prompt is computed in two halves only if each half pushes at least so many last chunks. One more step costs some 3 ms, and the
+/// transfer of 512 tokens over gRPC takes 10 ms (docs/measurements/latency.md). At 256 tokens (two halves of four last chunks of 32) both
+/// take the same time.
 const HALF_IN_LAST_CHUNKS_MIN: u32 = 4;
 
 impl RowSource for BTreeMap<u64, Entry> {
@@ -61,7 +62,7 @@ impl Scheduler {
         })
     }
 
-    /// One row for each running sequence that only lacks its newest token's KV.
+    /// One row for each running sequence that lacks only the KV of its newest token.
     fn plan_decode_rows(&mut self, now: Time, budget: &mut u32) {
         let mut running = std::mem::take(&mut self.running);
         running.clear();
@@ -100,8 +101,8 @@ impl Scheduler {
         }
     }
 
-    /// Short prompts behind a long one that leaves them less of this step than their share is, interactive ones first. Those that came before
-    /// all long ones lose nothing. A step without decode rows has room for `step_tokens`.
+    /// Plans short prompts that are behind a long prompt, if the long one leaves them less of this step than their share. Interactive
+    /// requests come first. Short prompts that came before all long ones lose nothing. A step without decode rows has room for `step_tokens`.
     fn plan_short_prompts(&mut self, now: Time, budget: &mut u32, step_tokens: u32) {
         let short = permits_kept_for_short(step_tokens);
         let whole_budget = *budget;
@@ -109,14 +110,14 @@ impl Scheduler {
         let is_short = |pending: u32| u64::from(pending) <= short;
         let prompts = self.entries.values().filter(|entry| entry.is_running_prompt());
         let before_all_long: u32 = prompts.map(pending).take_while(|pending| is_short(*pending)).sum();
-        // Of what decode rows leave: an older long prompt must not get less than the rest of it.
+        // The share is taken from what the decode rows leave. The rest belongs to an older long prompt, which must not get less.
         let mut share = share_of_short_prompts(whole_budget).min(whole_budget.saturating_sub(before_all_long));
         for lane in [Lane::Interactive, Lane::Batch] {
-            // Tokens of prompts that came before.
+            // Tokens of the prompts that came before this one.
             let mut ahead = 0_u32;
             for (serial, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.is_running_prompt()) {
                 let pending = pending(entry);
-                // One that is longer than the share gets its rest in later steps.
+                // A prompt that is longer than the share is computed further in later steps.
                 let tokens = pending.min(share);
                 let gains = whole_budget.saturating_sub(ahead) < tokens;
                 if entry.request.lane == lane && is_short(pending) && gains {
@@ -184,8 +185,8 @@ impl Entry {
         }
     }
 
-    /// Tokens to compute now so that a last chunk remains, cut where a block ends: only whole blocks can be pushed.
-    /// `None` when what is left is too short to be worth a step more, or is not pushed at all.
+    /// The number of tokens to compute now, so that a last chunk remains. The cut is at the end of a block, because only whole blocks can
+    /// be pushed. `None` if what is left is too short to be worth one more step, or is not pushed at all.
     fn cut_before_last_chunk(&mut self, limits: &NodeLimits, last: u32) -> Option<u32> {
         let (Phase::Prompt { .. }, AfterPrompt::HandOver(push)) = (self.phase, &mut self.after_prompt) else {
             return None;
@@ -196,8 +197,8 @@ impl Entry {
         let last = match sequence.computed > self.cached_tokens {
             _ if push.is_cut => return None,
             true => last,
-            // All bytes of a prompt of one chunk would move after it: of halves one moves while the other is computed. Through
-            // shared memory all of it takes less than the step more does.
+            // All bytes of a prompt of one chunk would move after the chunk. Of two halves one moves while the other is computed.
+            // Through shared memory all bytes take less time than one more step.
             false if push.plan.is_streamed && to_push / 2 >= last.saturating_mul(HALF_IN_LAST_CHUNKS_MIN) => {
                 to_push.min(pending) / 2
             }

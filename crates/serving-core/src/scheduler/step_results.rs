@@ -42,7 +42,7 @@ impl Scheduler {
         self.grant();
     }
 
-    /// The step did not run: every request in it fails, the others stay.
+    /// The step did not run. Every request in it fails, and the others stay.
     pub fn step_failed(&mut self, detail: &str) {
         let mut plan = std::mem::take(&mut self.plan);
         self.step_began = None;
@@ -104,7 +104,7 @@ impl Scheduler {
         {
             let token = match token {
                 Ok(token) => token,
-                // After the step: the request's other rows are still to come.
+                // The request ends after the step, because its other rows are still to come.
                 Err(failed) => return self.deferred.push((serial, Some(failed.into()))),
             };
             tokens.push(TokenEvent {
@@ -121,7 +121,7 @@ impl Scheduler {
         }
     }
 
-    /// First tokens of a request whose other tokens, if any, are drawn elsewhere.
+    /// Takes the first tokens of a request whose other tokens, if there are any, are drawn on another node.
     fn leave_after_prompt(&mut self, now: Time, serial: u64, mut tokens: Vec<TokenEvent>) {
         let limit = self.config.limits.max_model_tokens;
         let Some(entry) = self.entries.get_mut(&serial) else {
@@ -149,8 +149,8 @@ impl Scheduler {
         }
     }
 
-    /// The prompt's KV is complete in choice 0's blocks: gives every choice that goes on its own sequence. Choices
-    /// without a token have ended elsewhere.
+    /// The KV of the prompt is complete in the blocks of choice 0. Gives each choice that goes on a sequence of its own. Choices without a
+    /// token have ended on another node.
     pub(super) fn begin_decoding(&mut self, serial: u64, tokens: Vec<TokenEvent>) {
         let Some(entry) = self.entries.get_mut(&serial) else {
             return;
@@ -195,7 +195,7 @@ impl Scheduler {
         };
         let token = match token {
             Ok(token) => token,
-            // After the step: the request's other rows are still to come.
+            // The request ends after the step, because its other rows are still to come.
             Err(failed) => return self.deferred.push((serial, Some(failed.into()))),
         };
         entry.last_token_at = Some(now);
@@ -214,7 +214,7 @@ impl Scheduler {
         self.finish_when_done(serial);
     }
 
-    /// Appends a token to its choice, tells it, and ends the choice when it is the last one.
+    /// Appends a token to its choice, reports it, and ends the choice if it is the last token.
     fn push_token(&mut self, serial: u64, mut event: TokenEvent) {
         let limit = self.config.limits.max_model_tokens;
         let Some(entry) = self.entries.get_mut(&serial) else {
@@ -281,11 +281,11 @@ enum Fork {
         from: BlockId,
         to: BlockId,
     },
-    /// There is no block for the copy: the choice computes its prompt again later.
+    /// There is no free block for the copy. The choice computes its prompt again later.
     NoBlock,
 }
 
-/// Copy-on-fork: whole prompt blocks are shared, the partial last one is copied.
+/// Gives a choice its part of the prompt: whole blocks are shared, and the partial last block is copied.
 fn fork(leader: &Sequence, choice: &mut Sequence, pool: &mut BlockPool) -> Fork {
     let prompt = leader.computed as usize;
     choice.tokens.reserve_exact(leader.tokens.capacity());
