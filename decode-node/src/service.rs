@@ -1,5 +1,5 @@
-//! `DecodeService`: an `Open` becomes a request of the node's loop, and the loop's events the response stream. The end of that
-//! stream, however it comes, cancels the request: there is no other cancel.
+//! `DecodeService`: an `Open` becomes a request of the node's loop, and the loop's events become the response stream. When that stream
+//! ends, for whatever reason, the request is cancelled. There is no other cancel.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

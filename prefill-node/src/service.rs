@@ -1,5 +1,5 @@
-//! `PrefillService`: what is asked becomes a request of the node's loop, and the loop's events the response stream. The end of that
-//! stream, however it comes, cancels the request: there is no other cancel.
+//! `PrefillService`: a call becomes a request of the node's loop, and the loop's events become the response stream. When that stream
+//! ends, for whatever reason, the request is cancelled. There is no other cancel.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -54,7 +54,7 @@ impl PrefillService for Service {
     }
 }
 
-/// What the wire's conversion cannot know and the scheduler does not look at.
+/// Checks what the conversion from the wire cannot know and the scheduler does not look at.
 fn check(message: &PrefillRequest, block_tokens: u32) -> Result<(), Refused> {
     let invalid = |detail: String| {
         let reason = RefuseReason::Invalid;
@@ -73,7 +73,7 @@ fn check(message: &PrefillRequest, block_tokens: u32) -> Result<(), Refused> {
     }
     let wanted = u64::from(prompt_tokens.div_ceil(block_tokens));
     let offered = u64::from(ticket.prefix_blocks) + ticket.blocks.len() as u64;
-    // At most all but the last token may be skipped, or there would be no logits.
+    // The last token must be computed, because otherwise there would be no logits.
     let skippable = prompt_tokens.saturating_sub(1) / block_tokens;
     if offered != wanted || ticket.prefix_blocks > skippable {
         return invalid(format!(

@@ -1,4 +1,4 @@
-//! A request that wants to be let in, and what it is told first: its ticket, its prefix, or why not.
+//! Lets a request in or refuses it, and sends its first answer: the ticket, the prefix, or the reason of the refusal.
 
 use proto::messages::{DecodeEvent, Opened, PrefillEvent, RefuseReason, Refused};
 use service_runtime::clock::Clock;
@@ -82,7 +82,7 @@ impl NodeLoop {
             }
         };
         let is_prefill = stream.is_prefill();
-        // A fresh channel has room.
+        // A new channel has room.
         stream.tell_last(first);
         self.streams.insert(key, stream);
         if is_prefill {
@@ -90,7 +90,8 @@ impl NodeLoop {
         }
     }
 
-    /// As far as the pair is settled; the first prompts of a new pair are taken to go through shared memory.
+    /// Whether KV goes to this decode node over gRPC. While a new pair has not settled on a transport, its first prompts are treated as if
+    /// they went through shared memory.
     fn streams_to(&self, decode_node: &NodeId) -> bool {
         let Some(outgoing) = &self.parts.outgoing else {
             return false;
@@ -115,11 +116,11 @@ impl NodeLoop {
         if let LegRequest::Prefill(_) = new.leg {
             self.parts.metrics.request("none", refused.reason.name());
         }
-        // A fresh channel has room; a client that has gone needs no answer.
+        // A new channel has room, and a caller that has gone needs no answer.
         let _ = new.events.try_send(new.leg.event(SharedEvent::Refused(refused)));
     }
 
-    /// The ticket of a handoff, and the reservation that it is good for.
+    /// Makes the ticket of a handoff and the reservation for which the ticket is valid.
     fn mint(&self, (key, work): (AttemptKey, Work), leg: &LegRequest, admitted: &Admitted) -> Option<Ticket> {
         let (Work::Decode(transfer), LegRequest::Decode(sender)) = (work, leg) else {
             return None;

@@ -1,5 +1,6 @@
-//! Constrained outputs on a node: which tokens each step's rows may draw. On the host, greedy rows ask for the model's first choices one
-//! by one. For the others, and for all rows of a GPU, all tokens are worked out while the engine computes the step. Grammars are compiled before their request reaches the loop, so that neither the loop nor a step waits for it.
+//! Constrained outputs on a node: which tokens the rows of each step may draw. On the host, greedy rows ask for the model's first choices
+//! one by one. For other rows, and for all rows of a GPU, all allowed tokens are worked out while the engine computes the step. A grammar
+//! is compiled before its request reaches the loop, so that neither the loop nor a step waits for it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +19,7 @@ use serving_core::request::{AttemptKey, Request};
 
 use crate::handle::Handle;
 
-/// Grammars that a node compiles at a time: the others wait, so that its engine has a core.
+/// So many grammars are compiled at a time on a node. Others wait, so that the engine has a core.
 pub(crate) const COMPILED_AT_ONCE: usize = 1;
 /// The place of a request that has ended stays at most so long, also when no step follows.
 const FORGET_INTERVAL: Duration = Duration::from_secs(1);
@@ -45,14 +46,14 @@ pub(crate) fn grammars_of(model: Option<PathBuf>) -> Grammars {
 pub(crate) struct AllowedThread {
     places: Arc<Mutex<Places>>,
     followed: Arc<Followed>,
-    /// The number of the step that the engine computes. Nobody needs the tokens of one before.
+    /// The number of the step that the engine computes. Nobody needs the tokens of an earlier step.
     newest_step: Arc<AtomicU64>,
     steps: SyncSender<Arc<StepTokens>>,
     /// Whether greedy rows are worked out ahead, too.
     all_ahead: bool,
 }
 
-/// The constrained rows of a step. Whoever needs a row's tokens first works them out, and another who needs them waits.
+/// The constrained rows of a step. The first thread that needs a row's tokens works them out. Another thread that needs them waits.
 #[derive(Debug)]
 struct StepTokens {
     number: u64,
@@ -114,7 +115,7 @@ impl AllowedThread {
         if has_work && let Err(TrySendError::Disconnected(_)) = self.steps.try_send(tokens.clone()) {
             return None;
         }
-        // A thread that is still at a step before does not get this one: whoever draws works out what it needs.
+        // If the thread is still busy with an earlier step, it does not get this one. Then the code that draws works out what it needs.
         step.restrict(tokens);
         Some(())
     }
@@ -220,9 +221,9 @@ impl AllowedTokens for StepTokens {
 }
 
 impl Handle {
-    /// Compiles the request's grammar, if it has one. Its stream has to keep the result. The coordinator has compiled it, too: a
-    /// refusal means that the two differ. Grammars that were compiled for another salt count as unknown: else the time to the
-    /// first token would say what other tenants send.
+    /// Compiles the request's grammar, if it has one. The request's stream has to keep the result. The coordinator has compiled the grammar,
+    /// too, so a refusal here means that the two processes differ. Grammars that were compiled for another salt count as unknown: else the
+    /// time to the first token would say what other tenants send.
     ///
     /// # Errors
     /// The grammar cannot be compiled here.

@@ -78,7 +78,7 @@ impl NodeLoop {
                 self.carry_out(event);
             }
             for key in self.streams.take_fresh() {
-                // A prefill leg's first tokens wait for the word that they are all of them.
+                // The first tokens of a prefill leg wait until all of them are drawn.
                 if self.streams.get(key).is_some_and(|stream| !stream.is_prefill()) {
                     self.tell_tokens(key);
                 }
@@ -148,7 +148,7 @@ impl NodeLoop {
         }
     }
 
-    /// Asked for when a request ends before its push, and with every tick until the push has ended.
+    /// The scheduler asks for this when a request ends before its push, and again at every tick until the push has ended.
     fn abort_push(&mut self, key: AttemptKey) {
         if let Some(stream) = self.streams.get(key)
             && let Some(handoff) = &stream.prefill.handoff
@@ -161,7 +161,8 @@ impl NodeLoop {
         }
     }
 
-    /// First nobody can claim the transfer, then whoever has is told to stop; the end follows if somebody has.
+    /// First the reservation is withdrawn, so that nobody can claim the transfer any more. If somebody has claimed it, that stream is told to
+    /// stop, and the end follows.
     fn close_transfer(&mut self, transfer: TransferId) {
         self.transfers.remove(&transfer);
         let Some(incoming) = &self.parts.incoming else {
@@ -185,7 +186,7 @@ impl NodeLoop {
         };
         timings.lengthen(Stage::PrefillQueue, stream.inbox_wait());
         stream.prefill.forward_ended = Some(std::time::Instant::now());
-        // By the stages' own account, so that they and the way back leave nothing between them.
+        // This time is the sum of the stages, so that no time lies between the stages and the way back.
         let stage = |stage| timings.get(stage).unwrap_or_default();
         let waited = stage(Stage::StepWait) + stage(Stage::PrefillQueue);
         let sampled_at = stream.received_at + (waited + stage(Stage::PrefillForward));
@@ -227,7 +228,7 @@ impl NodeLoop {
         }
     }
 
-    /// Something of the answer is lost. The scheduler may have finished the request already: then its stream fails all the same.
+    /// A part of the answer is lost. The stream fails, also if the scheduler has finished the request already.
     fn break_off(&mut self, key: AttemptKey, failure: NodeFailure) {
         if let Some(stream) = self.streams.get_mut(key) {
             stream.broken = Some(failure.clone());
@@ -264,7 +265,7 @@ impl NodeLoop {
             finished.kv_hashes = std::mem::take(&mut stream.kv_hashes);
             stream.tell_last(NodeEvent::Prefill(PrefillEvent::Finished(finished)));
         } else {
-            // The step's own end, from which the report counts: on a busy machine this line runs tens of milliseconds later.
+            // The report counts from the end of the step. On a busy machine this line runs tens of milliseconds later.
             let ended = sampled_at(self.step);
             stream.decode_ended(&mut report, ended, &self.parts.metrics);
             let finished = DecodeFinished {
@@ -296,14 +297,14 @@ impl NodeLoop {
         self.close(key, End::Failed(failure.name()));
     }
 
-    /// What a decode leg has drawn and not told.
+    /// Sends the tokens that a decode leg has drawn and not sent yet.
     fn tell_tokens_left(&mut self, key: AttemptKey) {
         if self.streams.get(key).is_some_and(|stream| !stream.is_prefill()) {
             self.tell_tokens(key);
         }
     }
 
-    /// The last of a request here: its log line, a prefill leg's spans and count, and an abort of its push unless that is over.
+    /// The last work for a request on this node: its log line, the spans and the count of a prefill leg, and an abort of a push that is not over.
     fn close(&mut self, key: AttemptKey, end: End) {
         let Some(mut stream) = self.streams.remove(key) else {
             return;
@@ -336,7 +337,7 @@ impl NodeLoop {
         });
         self.ending.remove(&serial);
         if let Some(stream) = self.streams.get_mut(key) {
-            // The end of an earlier life of the key: its blocks went back when it was told to stop.
+            // This is the end of an earlier push with the same key. Its blocks went back when it was told to stop.
             if stream
                 .prefill
                 .handoff
@@ -389,12 +390,12 @@ impl NodeLoop {
                 Err(TransferRefusal::NotCommitted { label, detail })
             }
         };
-        // The receiver's task may be gone with its pair: the commit stands all the same.
+        // The receiver's task may have ended with its pair. The commit is valid all the same.
         let _ = answer.send(committed);
         self.deliver();
     }
 
-    /// Which side is the first to hear of a cancel is chance, so both aborts count in the same way.
+    /// Chance decides which side hears of a cancel first, so aborts by both sides are counted in the same way.
     fn count_end(&self, transport: &'static str, end: &ReceiveEnd) {
         let metrics = &self.parts.metrics;
         let faultless = match end {
@@ -430,7 +431,7 @@ impl NodeLoop {
             }
         }
         self.deliver();
-        // Whatever was in quarantine for it: nothing writes any more.
+        // Nothing writes any more, so blocks that were in quarantine for this transfer are released.
         self.parts.scheduler.transfer_ended(transfer);
     }
 }

@@ -1,4 +1,4 @@
-//! The engine, on a thread of its own: the loop submits a step and goes on; the completed step comes back through the mailbox.
+//! The engine runs on a thread of its own. The loop submits a step and goes on, and the completed step comes back through the inbox.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use service_runtime::failpoints::{self, FaultPoint};
 use crate::constraints::AllowedThread;
 use crate::inbox::{Inbox, StepDone};
 
-/// What the node does, as far as faults on purpose ask for it.
+/// What the node does, for the faults that tests make on purpose.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeWork {
     pub hands_over: bool,
@@ -65,13 +65,13 @@ impl EngineThread {
         &self.kv
     }
 
-    /// As it was when the engine had opened, which is when an engine takes all its memory. The driver is not asked again: that
-    /// would be between two steps.
+    /// The use of the device's memory when the engine had opened. An engine takes all its memory then. The driver is not asked again,
+    /// because that would be between two steps.
     pub fn device_memory(&self) -> Option<DeviceMemoryUse> {
         self.device_memory
     }
 
-    /// The step that ran before must have come back. Never waits. An engine that is gone says so through the mailbox.
+    /// The step before must have come back. This never waits. If the engine is gone, the inbox tells the loop.
     pub fn submit(&self, step: Step) {
         let sent = self.steps.as_ref().map(|steps| steps.try_send(step));
         debug_assert!(!matches!(sent, Some(Err(std::sync::mpsc::TrySendError::Full(_)))));
@@ -108,7 +108,7 @@ fn run(
         }
         let began = Clock::now();
         if allowed.restrict(&mut step).is_none() {
-            // As after a panic of this thread: the node ends, and its requests are placed anew.
+            // The same as after a panic of this thread: the node ends, and its requests are placed anew.
             tracing::error!("the thread that works out the allowed tokens has ended");
             return;
         }
@@ -117,7 +117,7 @@ fn run(
             return;
         };
         if let Err(error @ EngineError::Device(_)) = &completed.result {
-            // Its requests are placed anew, as those of a node that dies: the loop ends when this thread does.
+            // The loop ends when this thread does. The requests are placed anew, as those of a node that dies.
             tracing::error!(%error, "the device is lost");
             return;
         }

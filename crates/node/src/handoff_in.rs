@@ -1,4 +1,4 @@
-//! The decode node's end of a handoff: reservations that are out, and the receiver's calls turned into loop work.
+//! The decode node's end of a handoff: the reservations that can be claimed, and the receiver's calls, which become work of the loop.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,11 +32,11 @@ impl Reservations {
             offers: Mutex::default(),
         }
     }
-    /// A ticket is about to go out: its transfer may be claimed once.
+    /// A ticket is about to be sent. From now on its transfer can be claimed once.
     pub fn offer(&self, reservation: Reservation) {
         self.lock().insert(reservation.transfer, reservation);
     }
-    /// The transfer can no longer be claimed. One that was claimed before is the receiver's to abort.
+    /// The transfer can no longer be claimed. If it was claimed before, the receiver has to abort it.
     pub fn withdraw(&self, transfer: TransferId) {
         self.lock().remove(&transfer);
     }
@@ -46,7 +46,7 @@ impl Reservations {
 }
 
 impl Reservations {
-    /// A node whose GPU hangs takes no KV any more, and its engine notices that only in its next step, which may never come.
+    /// Ends the node if its GPU hangs: it can take no KV any more. The engine would notice that only in its next step, which may never come.
     fn end_if_given_up(&self) {
         if self.kv.is_given_up() {
             self.inbox.engine_gone();
@@ -56,7 +56,7 @@ impl Reservations {
 
 #[async_trait]
 impl HandoffSink for Reservations {
-    /// Only the prefill node that the coordinator named gets the reservation; for anybody else it stays on offer.
+    /// Only the prefill node that the coordinator named gets the reservation. If another node asks, the reservation stays unclaimed.
     fn claim(&self, transfer: TransferId, sender: &NodeId) -> Result<Reservation, TransferRefusal> {
         let mut offers = self.lock();
         match offers.get(&transfer) {

@@ -1,7 +1,7 @@
-//! Pushing finished blocks to a decode node while later chunks compute: one task per handoff, a bounded queue for all.
+//! Pushes finished blocks to a decode node while later chunks are computed: one task per handoff, and one bounded queue for all.
 //!
-//! A handoff ends exactly once, with [`PushEnded`]: acknowledged, failed, or aborted. When it is sent nothing
-//! reads the blocks any more, whatever an export thread was doing. The loop never waits for any of this.
+//! A handoff ends exactly once, with [`PushEnded`]: acknowledged, failed, or aborted. When this event is sent, nothing
+//! reads the blocks any more, not even an export thread. The loop never waits for any of this.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ use crate::kv_access::KvAccess;
 use crate::kv_source::TransferSource;
 use crate::metrics::Metrics;
 
-/// Blocks waiting to be pushed, over all handoffs. Each is held by its request, so the pool bounds them; the limit here
+/// The blocks of all handoffs that wait to be pushed. Each block is held by its request, so the pool bounds their number. The limit here
 /// only says when the node stops asking for work (PROTOCOL rule 7).
 #[derive(Debug)]
 pub struct PushQueue {
@@ -51,15 +51,15 @@ impl PushQueue {
     pub fn is_full(&self) -> bool {
         self.waiting_blocks() >= self.blocks_max
     }
-    /// So many blocks wait no longer. True if it was full before and is not any more: of several that take blocks out at the same
-    /// moment exactly one hears it.
+    /// So many blocks wait no longer. True if the queue was full before and is not full any more. If several tasks take blocks out at the
+    /// same moment, exactly one of them gets true.
     fn take_out(&self, count: usize) -> bool {
         let before = self.blocks.fetch_sub(count, Ordering::Relaxed);
         before >= self.blocks_max && before - count < self.blocks_max
     }
 }
 
-/// Blocks of one batch that count in the queue until each is pushed, or the batch is dropped.
+/// The blocks of one batch. Each counts in the queue until it is pushed or the batch is dropped.
 #[derive(Debug)]
 struct Queued {
     queue: Arc<PushQueue>,
@@ -75,7 +75,7 @@ impl Queued {
     fn one_pushed(&mut self) {
         self.take_out(1);
     }
-    /// The loop grants no permits while the queue is full. It may sleep, so it is told when there is room again.
+    /// The loop grants no permits while the queue is full. It may be asleep, so it is told when there is room again.
     fn take_out(&mut self, count: usize) {
         self.left -= count;
         if self.queue.take_out(count) {
@@ -120,8 +120,8 @@ pub struct Handoff {
     driver: JoinHandle<()>,
 }
 
-/// When a block last left for the decode node, in nanoseconds of [`Time`]; before the first, 0. Only the latest counts, so
-/// nothing queues up for the loop.
+/// When the last block left for the decode node, in nanoseconds of [`Time`]; 0 before the first block. Only the latest time counts, so
+/// no queue to the loop is needed.
 #[derive(Debug, Default)]
 struct Progress(AtomicU64);
 
@@ -135,7 +135,7 @@ impl Handoff {
     /// Never waits: the queue has room for every block of the ticket.
     pub fn push(&self, blocks: Vec<PushBlock>) {
         let queued = Queued::new(self.queue.clone(), self.inbox.clone(), blocks.len());
-        // Closed: the handoff has failed and says so itself.
+        // If the channel is closed, the handoff has failed and reports this itself.
         let _ = self.work.try_send(Work::Blocks(blocks, queued));
     }
     pub fn last(&self, first_tokens: Vec<TokenEvent>) {
@@ -144,14 +144,14 @@ impl Handoff {
     pub fn abort(&self, reason: AbortReason) {
         self.abort.send_replace(Some(reason));
     }
-    /// When a block last left for the decode node.
+    /// When the last block left for the decode node.
     pub fn progressed_at(&self) -> Option<Time> {
         match self.progress.0.load(Ordering::Relaxed) {
             0 => None,
             at => Some(Time(at)),
         }
     }
-    /// Its task is gone, by itself or by a panic, and nothing reads the blocks any more, nor will. Never waits: while a copy
+    /// Whether the task has ended, also by a panic, and nothing reads the blocks any more or ever will. This never waits: while a copy
     /// runs the answer is no.
     pub fn is_over(&self) -> bool {
         self.driver.is_finished() && self.source.try_close()
@@ -165,7 +165,7 @@ pub struct NewHandoff {
     pub ticket: Ticket,
     /// Prompt tokens found in this node's prefix cache.
     pub cached_tokens: u32,
-    /// Parent of its span.
+    /// The parent of the handoff's span.
     pub trace: Context,
 }
 
@@ -224,7 +224,7 @@ struct Driver {
     aborted: watch::Receiver<Option<AbortReason>>,
     /// Known once a pair has taken the transfer.
     carrier: Option<TransportKind>,
-    /// Until the end is known.
+    /// It is open until the end is known.
     span: Option<OpenSpan>,
     pushed_blocks: usize,
 }
@@ -280,8 +280,8 @@ impl Driver {
         let mut transfer = tokio::select! {
             biased;
             reason = aborted(&mut self.aborted) => {
-                // Nothing reads the blocks yet, so they need not wait; the decode node is told all the same. Bounded by
-                // the transport's own limits on `begin` and `abort`.
+                // Nothing reads the blocks yet, so they need not wait. The decode node is told all the same. The transport's own
+                // limits on `begin` and `abort` bound this task.
                 self.handoffs.runtime.spawn(async move {
                     if let Ok(transfer) = beginning.await {
                         transfer.abort(reason).await;
@@ -338,7 +338,7 @@ impl Driver {
         }
     }
 
-    /// The first bytes are about to move. The span is older: the decode node has been told of it when the prefill began.
+    /// The first bytes are about to move. The span's id is older: the decode node was told of it when the prefill began.
     fn begin_span(&mut self) {
         if self.pushed_blocks == 0
             && let Some(span) = &mut self.span
@@ -385,7 +385,7 @@ impl Driver {
         let (metrics, transport) = (&self.handoffs.metrics, self.transport());
         match driven {
             Ok(report) => metrics.handoff_done((transport, "handed_over"), report.kv_bytes, report.moving),
-            // The decode node heard first that the client has gone.
+            // The decode node was the first to hear that the client has gone.
             Err(Stop::Failed(TransferError::AbortedByPeer { reason, .. }))
                 if reason == AbortReason::Cancelled.name() =>
             {
@@ -422,7 +422,7 @@ impl Driver {
     }
 }
 
-/// Ends when the loop wants the handoff to end; a dropped handle is a cancel.
+/// Ends when the loop wants the handoff to end. A dropped handle is a cancel.
 async fn aborted(aborted: &mut watch::Receiver<Option<AbortReason>>) -> AbortReason {
     match aborted.wait_for(Option::is_some).await {
         Ok(reason) => *reason,

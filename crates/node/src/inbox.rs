@@ -1,4 +1,4 @@
-//! What waits for the loop: one mailbox, bounded, that neither loses an end of a handoff nor blocks a sender.
+//! The inbox of the loop. It is bounded, and it neither loses the end of a handoff nor blocks a sender.
 //!
 //! Bounds: `REQUESTS_MAX` requests (the rest is refused); at most one commit and one end for each handoff, so no more than the
 //! scheduler has sequences; signs of life are sets, at most one entry for each handoff.
@@ -25,7 +25,7 @@ use crate::request::NewRequest;
 /// Requests that may wait for the loop. It takes them all as soon as it has a CPU, so this is what may arrive until then.
 const REQUESTS_MAX: usize = 256;
 
-/// Why the mailbox did not take a request.
+/// Why the inbox did not take a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotTaken {
     Full,
@@ -192,7 +192,7 @@ impl Inbox {
         }
         answered
     }
-    /// Something outside the mailbox changed: a client has gone, the push queue has room, a pair is up or down.
+    /// Something outside the inbox has changed: a client has gone, the push queue has room, a pair is up or down.
     pub fn wake(&self) {
         self.wake_locked(self.lock());
     }

@@ -64,7 +64,7 @@ pub struct Incoming {
     pub reservation: Duration,
 }
 
-/// Says that the loop has ended, also by a panic: what waits in its mailbox ends, nothing more is taken, and the coordinators place
+/// Says that the loop has ended, also by a panic: what waits in its inbox ends, nothing more is taken, and the coordinators place
 /// nothing here until the process has ended.
 struct Leaves {
     inbox: Arc<Inbox>,

@@ -1,4 +1,4 @@
-//! From a row of logits to a token, with the same result on every node and every machine.
+//! Draws a token from a row of logits, with the same result on every node and every machine.
 //!
 //! Order, as in vLLM where the OpenAI text leaves it open:
 //! 1. log-probabilities are those of the raw logits;
@@ -26,11 +26,11 @@ use crate::math::{exp, ln};
 const WEIGHT_BITS: u32 = 40;
 const MOST_VOCABULARY: usize = 1 << 23;
 
-/// Candidates that are looked at first for top-p. Most answers need fewer. Multiplied by 8 until the probability is
+/// So many candidates are looked at first for top-p. Most draws need fewer. The number is multiplied by 8 until the probability is
 /// reached.
 const TOP_P_FIRST_LOOK: usize = 64;
 
-/// Tokens that are asked for one by one before all that are allowed are worked out. Each takes another look at the row.
+/// So many tokens are checked one by one before all allowed tokens are worked out. Each check looks at the row again.
 const ASKED_ALONE_MAX: usize = 4;
 
 /// Everything that determines a draw except the logits.
@@ -129,7 +129,7 @@ impl Sampler {
             Some(allowed) => best_allowed(input, logits, allowed),
             None => scan::largest(logits),
         };
-        // A weight is a difference to the best logit, so that one must be a number.
+        // A weight is computed from the difference to the best logit, so the best logit must be finite.
         if best.0.is_infinite() {
             return Err(SampleError::NothingLeft);
         }
@@ -233,7 +233,7 @@ impl Sampler {
         self.weights.clear();
         let mut sum = 0;
         for (logit, _) in &self.kept {
-            // The best one is always kept, also for a top_p of 0.
+            // The best token is always kept, also if top_p is 0.
             if sum >= reach && !self.weights.is_empty() {
                 break;
             }
@@ -258,8 +258,8 @@ impl Sampler {
     }
 }
 
-/// The best token that may be drawn. Nothing but the best matters at temperature 0, so the model's own first choices are asked for one
-/// by one: to know all that is allowed costs much more, and is seldom needed. Otherwise masks what may not be drawn.
+/// The best token that may be drawn. At temperature 0 only the best token matters, so the model's own first choices are checked one by
+/// one: to work out all allowed tokens costs much more and is seldom needed. Otherwise this masks the tokens that may not be drawn.
 fn best_allowed(input: &SampleInput<'_>, logits: &mut [f32], allowed: Allowed<'_>) -> (f32, u32) {
     if input.params.temperature <= 0.0 {
         let mut refused = [(0.0, 0); ASKED_ALONE_MAX];
@@ -276,7 +276,7 @@ fn best_allowed(input: &SampleInput<'_>, logits: &mut [f32], allowed: Allowed<'_
                 _ => break,
             }
         }
-        // All tokens together have the last word, also on those that were refused alone.
+        // The list of all allowed tokens decides, also about tokens that were refused one by one.
         for (logit, token) in &refused[..refused_count] {
             logits[*token as usize] = *logit;
         }

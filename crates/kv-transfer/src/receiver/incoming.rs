@@ -17,7 +17,7 @@ use super::shared::{AbortBox, Receiver, lock};
 use super::sink::{Arrived, ReceiveEnd, TransferRefusal};
 use crate::choice::TransportKind;
 
-/// A sender that does not read its replies for this long is given up: its transfers must not outlive their timers.
+/// A sender that does not read its replies for this long is given up, because its transfers must not live longer than their timers.
 pub(crate) const REPLY_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// One stream from one prefill node. Its transport calls `frame` for each frame and `next_reply` in between.
@@ -27,7 +27,7 @@ pub(crate) struct IncomingPair {
     transport: TransportKind,
     /// Who opened the stream, by the certificate.
     caller: Caller,
-    /// Known after a good hello. No frame is taken before it.
+    /// Known after a valid hello. No frame is taken before the hello.
     sender: Option<NodeId>,
     transfers: BTreeMap<TransferId, Incoming>,
     /// Transfers that are over for this node, while the sender may still write their blocks. They stay in `active`, so that
@@ -45,7 +45,7 @@ struct Incoming {
     first_frame: Option<Instant>,
 }
 
-/// The sender breaks the protocol in a way that allows no answer on this stream: close it.
+/// The sender breaks the protocol in such a way that the stream must be closed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum PairError {
     #[error("the stream does not begin with a hello")]
@@ -84,7 +84,7 @@ impl IncomingPair {
         }
     }
 
-    /// The sender writes this node's blocks in place.
+    /// Marks a sender that writes this node's blocks in place.
     pub(crate) fn written_in_place(mut self) -> Self {
         self.is_writer_gone = false;
         self
@@ -138,8 +138,8 @@ impl IncomingPair {
         self.is_writer_gone = true;
     }
 
-    /// The next answer that no frame asked for: a commit is complete, or this node aborts. Waits while there is none.
-    /// Cancel-safe.
+    /// The next answer that is not the direct answer to a frame: a commit is complete, or this node aborts. Waits while there is none.
+    /// The call can be cancelled without a loss.
     pub async fn next_reply(&mut self) -> KvReply {
         loop {
             if let Some(reply) = self.abort_here() {
@@ -147,7 +147,7 @@ impl IncomingPair {
             }
             tokio::select! {
                 Some(done) = self.commits.join_next() => {
-                    // A commit that panicked has no answer. The sender's hold deadline ends it.
+                    // A commit that panicked has no answer. The sender's hold deadline ends the transfer then.
                     if let Ok(reply) = done {
                         return reply;
                     }
@@ -247,10 +247,11 @@ impl IncomingPair {
         Ok(())
     }
 
-    /// Commits run beside the stream: the node's loop answers between two steps, and other transfers go on.
+    /// Takes the last frame. Its commit runs beside the stream, because the node's loop answers between two steps and other transfers go on.
     async fn last(&mut self, last: LastFrame) -> Result<Option<KvReply>, PairError> {
         let sender = self.sender()?;
-        // While the transfer can still be aborted: whoever is told that it is not there any more uses its blocks again.
+        // This wait is here because the transfer can still be aborted now. Later an abort would find no transfer, and the node would use the
+        // blocks again.
         if let Err(reason) = self.receiver.sink.settled().await {
             return Ok(Some(self.refuse(last.transfer, reason)));
         }
@@ -302,7 +303,7 @@ impl IncomingPair {
     }
 
     fn abort_by_sender(&mut self, transfer: TransferId, reason: String) -> KvReply {
-        // The sender's last message about it. A sender that writes in place stores nothing more.
+        // This is the sender's last message about the transfer. A sender that writes in place stores nothing more.
         let claimed = self.transfers.remove(&transfer);
         let aborted = claimed.map(|_| ReceiveEnd::AbortedBySender(reason.clone()));
         if let Some(end) = self.lingering.remove(&transfer).or(aborted) {
@@ -325,8 +326,8 @@ impl IncomingPair {
         KvReply::Aborted { transfer, reason }
     }
 
-    /// The way to a commit. One lock decides between commit and abort: a caller that was told "`ended` follows" must get
-    /// it.
+    /// Takes the transfer out for its commit, unless it was aborted. One lock decides between commit and abort, because a caller that was
+    /// told "`ended` follows" must get it.
     fn forget_unless_aborted(&mut self, transfer: TransferId) -> Option<Result<Incoming, String>> {
         let incoming = self.transfers.remove(&transfer)?;
         let mut active = lock(&self.receiver.active);
@@ -360,7 +361,7 @@ impl IncomingPair {
         }
     }
 
-    /// Until its bytes have settled it stays in `active`.
+    /// The transfer has ended. It stays in `active` until its bytes have settled.
     fn ended(&self, transfer: TransferId, end: ReceiveEnd) {
         let (receiver, transport) = (self.receiver.clone(), self.transport);
         if !receiver.sink.is_settling() {
@@ -382,7 +383,7 @@ impl IncomingPair {
     }
 }
 
-/// The stream is over, for whatever reason, and so are its transfers. Commits under way run to their end in the node.
+/// The stream has ended, for whatever reason, and all its transfers end with it. A commit that has begun runs to its end in the node.
 impl Drop for IncomingPair {
     fn drop(&mut self) {
         self.commits.detach_all();
