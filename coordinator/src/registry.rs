@@ -1,5 +1,5 @@
 //! This coordinator in etcd: its own entry, the other entries, and the page about them. It never decides which node serves:
-//! nodes find this coordinator by its entry, and the status streams decide the rest.
+//! nodes find this coordinator by its entry, and the status streams decide the rest. While etcd is away it only shows that.
 
 use std::borrow::Cow;
 use std::fmt;
