@@ -163,7 +163,7 @@ def light_figures(run):
 # What a step takes for its prompt tokens.
 PROMPT_COSTS = ("prefill_token_seconds", "prefill_pair_seconds")
 # Numbers of sequences for which `batch_seconds` has a figure (crates/simulator/src/step_costs.rs).
-BATCHES = (1, 2, 4, 8, 16)
+BATCHES = (1, 2, 3, 4, 6, 8, 16)
 # Coefficients of variation among which the one of steps is looked for, and steps until 37 % is left of what a cold step takes more:
 # first its guess, then its bounds. FIT_STEPS says how closely each is looked for.
 VARIATIONS = (0.0, 0.5)

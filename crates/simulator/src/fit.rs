@@ -79,24 +79,39 @@ fn refit(before: &StepCosts, measured: &[(StepShape, f64)]) -> Result<StepCosts,
         decode_context_token_seconds: figures[5],
         ..StepCosts::default()
     };
-    let batches = BATCHES.map(|batch| batch_line(&sum, measured, batch));
+    let (batch_seconds, batch_context_token_seconds) = batch_lines(&sum, measured);
     Ok(StepCosts {
-        batch_seconds: batches.map(|line| line.0),
-        batch_context_token_seconds: batches.map(|line| line.1),
+        batch_seconds,
+        batch_context_token_seconds,
         chunk_seconds: chunk_seconds(&sum, measured),
         ..sum
     })
 }
 
+type OfBatches = [f64; BATCHES.len()];
+
+/// What the steps of each batch take more than the sum: at no position, and for each. A number of sequences that was not measured is on
+/// the line between its neighbours.
+fn batch_lines(sum: &StepCosts, measured: &[(StepShape, f64)]) -> (OfBatches, OfBatches) {
+    let of_batch = |batch| Some((batch, batch_line(sum, measured, batch)?));
+    let (places, lines): (Vec<u64>, Vec<(f64, f64)>) = BATCHES.into_iter().filter_map(of_batch).unzip();
+    let (seconds, slopes): (Vec<f64>, Vec<f64>) = lines.into_iter().unzip();
+    let on = |values: &[f64]| BATCHES.map(|batch| on_the_line(&places, values, batch));
+    (on(&seconds), on(&slopes))
+}
+
 /// What the steps of a batch take more than the sum, as a line over their positions: at none, and for each. It is the line of least
-/// squares in seconds. Level where only one number of positions was measured.
-fn batch_line(sum: &StepCosts, measured: &[(StepShape, f64)], batch: u64) -> (f64, f64) {
+/// squares in seconds. Level where only one number of positions was measured. `None`: no such step was measured.
+fn batch_line(sum: &StepCosts, measured: &[(StepShape, f64)], batch: u64) -> Option<(f64, f64)> {
     let of_batch = measured
         .iter()
         .filter(|(shape, _)| shape.prefill_tokens == 0 && shape.decode_rows == batch);
     let more = of_batch.map(|(shape, seconds)| (shape.decode_context as f64, seconds - sum.seconds(shape)));
     let points: Vec<(f64, f64)> = more.collect();
-    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len().max(1) as f64;
+    if points.is_empty() {
+        return None;
+    }
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
     let (position, seconds) = (mean(|point| point.0), mean(|point| point.1));
     let spread: f64 = points.iter().map(|point| (point.0 - position).powi(2)).sum();
     let together: f64 = points
@@ -105,7 +120,7 @@ fn batch_line(sum: &StepCosts, measured: &[(StepShape, f64)], batch: u64) -> (f6
         .sum();
     // With more positions no step is faster, so that none takes less than no time.
     let slope = if spread > 0.0 { together / spread } else { 0.0 }.max(-sum.decode_context_token_seconds);
-    (seconds - slope * position, slope)
+    Some((seconds - slope * position, slope))
 }
 
 /// The median of what the steps with a chunk of each size take more than the sum. A size that was not measured is on the line between its
@@ -293,6 +308,26 @@ mod tests {
             seconds(4)
         );
         assert!(seconds(16) > seconds(4));
+    }
+
+    #[test]
+    fn a_batch_between_two_that_were_measured_is_on_the_line_between_them() {
+        let (costs, _) = fit_with(|shape| match (shape.prefill_tokens, shape.decode_rows) {
+            (0, 4) => 0.004,
+            (0, 16) => 0.001,
+            _ => 0.0,
+        });
+        let [one, two, three, four, six, eight, sixteen] = costs.batch_seconds;
+        let between = |(low, high): (f64, f64), share: f64| low + (high - low) * share;
+        let expected = [
+            (two, between((one, four), 1.0 / 3.0)),
+            (three, between((one, four), 2.0 / 3.0)),
+            (six, between((four, sixteen), 1.0 / 6.0)),
+            (eight, between((four, sixteen), 1.0 / 3.0)),
+        ];
+        for (found, on_the_line) in expected {
+            assert!((found - on_the_line).abs() < 1e-9, "{:?}", costs.batch_seconds);
+        }
     }
 
     #[test]

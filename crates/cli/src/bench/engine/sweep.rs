@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use simulator::costs::StepShape;
+use simulator::costs::{BATCHES, StepShape};
 
 use super::rig::{Rig, Timed};
 
 pub(super) const CHUNK_MAX: u32 = 2_048;
-pub(super) const BATCH_MAX: u32 = 16;
 /// Steps of one batch; the first one is left out.
 const DECODE_STEPS: u32 = 8;
 
@@ -15,7 +14,7 @@ const DECODE_STEPS: u32 = 8;
 pub(super) struct Sweep {
     /// Tokens of a chunk, and of the prompt that is cut into such chunks.
     chunks: &'static [(u32, u32)],
-    /// Contexts at which 16, 8, 4, 2 and 1 sequences decode.
+    /// Contexts at which the numbers of sequences of `BATCHES` decode.
     contexts: &'static [u32],
     /// Decoding sequences beside a chunk of so many tokens.
     mixed: &'static [(u32, u32)],
@@ -72,7 +71,7 @@ impl Sweep {
 
     pub fn kinds(&self) -> u32 {
         let chunks: u32 = self.chunks.iter().map(|(chunk, prompt)| prompt.div_ceil(*chunk)).sum();
-        let batches = self.contexts.len() as u32 * (BATCH_MAX.ilog2() + 1);
+        let batches = (self.contexts.len() * BATCHES.len()) as u32;
         chunks + batches + self.mixed.len() as u32
     }
 
@@ -107,27 +106,24 @@ fn prompt(rig: &mut Rig, (chunk, tokens): (u32, u32), samples: &mut Samples) -> 
     Ok(())
 }
 
-/// Sixteen sequences decode; half of them end, and so on.
+/// As many sequences decode as the largest number of `BATCHES`; then some of them end, so that the next smaller number is left, and so on.
 fn decode(rig: &mut Rig, context: u32, samples: &mut Samples) -> anyhow::Result<()> {
-    let rounds = BATCH_MAX.ilog2() + 1;
-    let longest = context + rounds * DECODE_STEPS + 1;
-    let fits = (0..=BATCH_MAX.ilog2()).rev().map(|power| 1 << power);
-    let Some(batch) = fits.into_iter().find(|batch| rig.has_room(*batch, longest)) else {
+    let longest = context + BATCHES.len() as u32 * DECODE_STEPS + 1;
+    let mut batches = BATCHES.map(|batch| batch as u32).into_iter().rev();
+    let Some(batch) = batches.find(|batch| rig.has_room(*batch, longest)) else {
         return Ok(());
     };
     let mut load = rig.load(CHUNK_MAX);
     // Prompts of one step after the other are computed first; who was early decodes meanwhile.
     let computed_at = |number: u32| ((number + 1) * context).div_ceil(CHUNK_MAX);
     for number in 0..batch {
-        // Half of them live for one round, a quarter for two, and so on; the first one is alone in the end.
-        let ended_before = number.checked_ilog2().map_or(0, |power| power + 1);
-        let rounds = batch.ilog2() + 1 - ended_before;
+        let rounds = rounds_of(number, batch);
         let early = computed_at(batch - 1) - computed_at(number);
         load.add(context, rounds * DECODE_STEPS + 1 + early)?;
     }
     let mut steps: BTreeMap<u64, Vec<Timed>> = BTreeMap::new();
     while let Some(timed) = load.step()? {
-        if timed.shape.prefill_tokens == 0 && timed.shape.decode_rows.is_power_of_two() {
+        if timed.shape.prefill_tokens == 0 && BATCHES.contains(&timed.shape.decode_rows) {
             steps.entry(timed.shape.decode_rows).or_default().push(timed);
         }
     }
@@ -135,6 +131,15 @@ fn decode(rig: &mut Rig, context: u32, samples: &mut Samples) -> anyhow::Result<
         samples.add_batch(steps.get(1..).unwrap_or_default());
     }
     Ok(())
+}
+
+/// For how many rounds a sequence of a batch decodes, one for each number of sequences in which it still has a place. The first one is
+/// alone in the end.
+fn rounds_of(number: u32, batch: u32) -> u32 {
+    let sizes = BATCHES
+        .into_iter()
+        .filter(|size| (u64::from(number) + 1..=u64::from(batch)).contains(size));
+    sizes.count() as u32
 }
 
 /// Sequences that decode while a prompt is computed in chunks beside them.
