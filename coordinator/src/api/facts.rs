@@ -79,7 +79,7 @@ pub struct Generation {
     pub prompt_tokens: u32,
     pub output_tokens: u32,
     pub placement: Option<Placement>,
-    /// A node was given one of its prompts, if not the one of `placement`.
+    /// A node was given one of its prompts, which need not be the prompt of `placement`.
     pub has_been_placed: bool,
     pub summary: RequestSummary,
     /// For a request with several prompts; `placement` and `summary` are then those of the prompt that the client heard of
