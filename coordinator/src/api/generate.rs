@@ -105,6 +105,8 @@ impl Call {
         let mut labels = RequestLabels::new(headers, key.as_deref(), rules, self.state.limits.request_time_limit)?;
         self.record.update(|generation| generation.lane = labels.lane);
         let (mut plan, held) = self.parse(body).await?;
+        // A slow upload may have used all of the time.
+        self.time_left(labels.time_limit, Stage::Parse)?;
         let content = content::of_request(&self.state, &plan);
         self.record
             .update(|generation| trace::note_request(generation, plan.fields.user.as_deref(), content));
@@ -116,7 +118,7 @@ impl Call {
         });
         let tokenizing = self.tokenize(&mut plan, (held, labels.tenant));
         let tokenized = self.in_time(labels.time_limit, tokenizing).await?;
-        labels.time_limit = self.time_left(labels.time_limit)?;
+        labels.time_limit = self.time_left(labels.time_limit, Stage::Tokenize)?;
         let requests = requests(&self.state, &plan, &tokenized, &labels)?;
         self.describe(&plan, &requests);
         let choice_count = requests.len() * plan.choice_count as usize;
@@ -178,14 +180,14 @@ impl Call {
     ) -> Result<T, ApiError> {
         let left = limit.saturating_sub(self.record.received_at.elapsed());
         let done = tokio::time::timeout(left, work).await;
-        done.unwrap_or_else(|_| Err(late(self.record.received_at.elapsed())))
+        done.unwrap_or_else(|_| Err(out_of_time(Stage::Tokenize, self.record.received_at.elapsed())))
     }
 
-    /// What the coordinator and the nodes have of the request's limit.
-    fn time_left(&self, limit: Duration) -> Result<Duration, ApiError> {
+    /// What is left of the request's limit for what follows after `stage`.
+    fn time_left(&self, limit: Duration, stage: Stage) -> Result<Duration, ApiError> {
         let waited = self.record.received_at.elapsed();
         let left = limit.checked_sub(waited).filter(|left| !left.is_zero());
-        left.ok_or_else(|| late(waited))
+        left.ok_or_else(|| out_of_time(stage, waited))
     }
 
     fn parsed_at(&self) -> Instant {
@@ -368,12 +370,12 @@ impl Drop for Counted {
 }
 
 /// The time of a request was over before it could be given to anybody.
-fn late(waited: Duration) -> ApiError {
-    let late = RequestError::DeadlineExceeded {
-        stage: Stage::Tokenize.name().to_owned(),
+fn out_of_time(stage: Stage, waited: Duration) -> ApiError {
+    let error = RequestError::DeadlineExceeded {
+        stage: stage.name().to_owned(),
         waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
     };
-    late.into()
+    error.into()
 }
 
 fn insert(response: &mut Response, name: HeaderName, value: &str) {
@@ -410,23 +412,46 @@ mod tests {
     /// Longer than a task takes that nothing holds up.
     const PATIENCE: Duration = Duration::from_secs(20);
 
+    fn completion(time_limit_ms: &str, body: Body) -> axum::http::Request<Body> {
+        axum::http::Request::post("/v1/completions")
+            .header("host", "localhost")
+            .header("content-type", "application/json")
+            .header("x-request-timeout-ms", time_limit_ms)
+            .body(body)
+            .expect("a request")
+    }
+
+    fn without_vocabulary() -> AppState {
+        state(Grammars::new(|| {
+            Err(GrammarError::NoVocabulary("the test has none".to_owned()))
+        }))
+    }
+
     #[tokio::test]
     async fn a_request_whose_time_is_over_no_longer_waits_for_its_grammar() {
-        let state = state(Grammars::new(|| {
-            Err(GrammarError::NoVocabulary("the test has none".to_owned()))
-        }));
+        let state = without_vocabulary();
         let places = state.compiling.clone();
         let all = u32::try_from(COMPILED_AT_ONCE).expect("a few");
         let _all = places.acquire_many(all).await.expect("places are never closed");
         let body = json!({"model": "tiny", "prompt": "hi", "guided_regex": "a+"}).to_string();
-        let request = axum::http::Request::post("/v1/completions")
-            .header("host", "localhost")
-            .header("content-type", "application/json")
-            .header("x-request-timeout-ms", "50")
-            .body(Body::from(body))
-            .expect("a request");
+        let request = completion("50", Body::from(body));
         let answered = tokio::time::timeout(PATIENCE, router(state).oneshot(request)).await;
         let answer = answered.expect("it does not wait for ever").expect("an answer");
         assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_takes_all_of_the_time_is_named() {
+        let body = json!({"model": "tiny", "prompt": "hi"}).to_string();
+        let slow = futures::stream::once(async move {
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            Ok::<_, std::io::Error>(body)
+        });
+        let request = completion("20", Body::from_stream(slow));
+        let answer = router(without_vocabulary()).oneshot(request).await.expect("an answer");
+        assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
+        let answer = axum::body::to_bytes(answer.into_body(), usize::MAX).await;
+        let words = String::from_utf8(answer.expect("its body").to_vec()).expect("a text");
+        assert!(words.contains("in stage parse"), "{words}");
     }
 }

@@ -148,7 +148,7 @@ pub struct Request {
     /// The place in the coordinator's queue among the new requests of the same owner and lane: lower numbers first, 0 unless the
     /// client says so. Nodes do not see it.
     pub priority: i64,
-    /// Time allowed from arrival to last token.
+    /// Time allowed from arrival in the queue to last token: what the client allows, less what the edge has taken.
     pub time_limit: Duration,
 }
 
