@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn loads_that_would_count_as_one_are_refused() {
-        let traffic = Traffic::named(ShapeName::Short, std::path::Path::new("."), 2048).expect("made");
+        let traffic = Traffic::named(ShapeName::Short, None, 2048).expect("made");
         let load = |label: &str, rate| Offered {
             label: label.to_owned(),
             trace: traffic
