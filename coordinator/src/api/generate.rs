@@ -172,20 +172,20 @@ impl Call {
     }
 
     /// A long text and a grammar wait for their turn, however many are before them. They wait no longer than the request's own limit,
-    /// counted from its first byte.
+    /// counted from when its head was read.
     async fn in_time<T>(
         &self,
         limit: Duration,
         work: impl Future<Output = Result<T, ApiError>>,
     ) -> Result<T, ApiError> {
-        let left = limit.saturating_sub(self.record.received_at.elapsed());
+        let left = limit.saturating_sub(self.record.waited());
         let done = tokio::time::timeout(left, work).await;
-        done.unwrap_or_else(|_| Err(out_of_time(Stage::Tokenize, self.record.received_at.elapsed())))
+        done.unwrap_or_else(|_| Err(out_of_time(Stage::Tokenize, self.record.waited())))
     }
 
     /// What is left of the request's limit for what follows after `stage`.
     fn time_left(&self, limit: Duration, stage: Stage) -> Result<Duration, ApiError> {
-        let waited = self.record.received_at.elapsed();
+        let waited = self.record.waited();
         let left = limit.checked_sub(waited).filter(|left| !left.is_zero());
         left.ok_or_else(|| out_of_time(stage, waited))
     }

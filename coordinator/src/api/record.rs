@@ -117,6 +117,9 @@ pub fn request_id(headers: &HeaderMap) -> String {
 pub struct RequestRecord {
     pub request_id: String,
     pub received_at: Instant,
+    /// When the head was read. The time limit counts from here: `received_at` may be earlier than the request, where the one before it on
+    /// the connection was answered before its body had been read.
+    head_read_at: Instant,
     pub connection: Option<Arc<ConnectionTimes>>,
     /// What the client sent.
     pub incoming_trace: Option<TraceContext>,
@@ -150,6 +153,7 @@ impl RequestRecord {
         Arc::new(Self {
             request_id: request_id(arrival.headers),
             received_at: arrival.received_at,
+            head_read_at: Instant::now(),
             connection: arrival.connection,
             incoming_trace: incoming,
             cut: arrival.cut,
@@ -256,6 +260,11 @@ impl RequestRecord {
         let seq = self.facts().generation.as_ref().map(|generation| generation.seq);
         let closing = seq.and_then(|seq| self.insight.records.closing.begin(seq));
         closing.is_some_and(|closing| self.closing.set(closing).is_ok())
+    }
+
+    /// How much of the request's time limit has passed.
+    pub fn waited(&self) -> Duration {
+        self.head_read_at.elapsed()
     }
 
     /// The time from the first byte to the end of the answer, or to now.

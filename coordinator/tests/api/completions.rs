@@ -407,7 +407,7 @@ async fn labels_come_from_headers() {
     );
     let request = server.request();
     assert_eq!(request.lane, Lane::Batch);
-    // It counts from the first byte.
+    // It counts from when the head was read.
     let left_ms = request.time_limit.as_millis();
     assert!((100_000..123_456).contains(&left_ms), "{left_ms} ms are left");
     let ended = server.ended().await;
