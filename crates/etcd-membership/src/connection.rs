@@ -17,6 +17,7 @@ use etcd_client::{
 };
 
 use crate::address::EtcdAddress;
+use crate::entry::RECORD_BYTES_MAX;
 use crate::trouble::{Call, EtcdTrouble, trouble};
 
 /// etcd closes connections that ping more often than its `--grpc-keepalive-min-time`, which is 5 s by default. This is
@@ -41,6 +42,7 @@ pub(crate) struct Lease {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRecord {
     pub key: Vec<u8>,
+    /// At most one byte more than a record may have: such a value is too large, however long it is in etcd.
     pub value: Vec<u8>,
     pub mod_revision: i64,
     pub lease: i64,
@@ -220,11 +222,17 @@ impl KeyRecord {
     pub(crate) fn of(kv: &etcd_client::KeyValue) -> Self {
         Self {
             key: kv.key().to_vec(),
-            value: kv.value().to_vec(),
+            value: kept_of(kv.value()).to_vec(),
             mod_revision: kv.mod_revision(),
             lease: kv.lease(),
         }
     }
+}
+
+/// The part of a value that is kept. A list of values as long as etcd takes them would have gigabytes. One byte more than a record may
+/// have shows that the value is no record.
+fn kept_of(value: &[u8]) -> &[u8] {
+    value.get(..=RECORD_BYTES_MAX).unwrap_or(value)
 }
 
 /// The first key behind all keys with the prefix. Our prefixes end in `/`, so there always is one.
@@ -304,6 +312,19 @@ async fn tls_file(path: &Path) -> Result<Vec<u8>, EtcdTrouble> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry::{BadRecord, CoordinatorEntry, Entry as _, epoch_of};
+
+    #[test]
+    fn of_a_value_that_is_too_large_only_so_much_is_kept_as_shows_it() {
+        let huge = vec![b' '; 20 * RECORD_BYTES_MAX];
+        let kept = kept_of(&huge);
+        assert_eq!(kept.len(), RECORD_BYTES_MAX + 1);
+        assert_eq!(CoordinatorEntry::decode(kept), Err(BadRecord::TooLarge));
+        assert_eq!(epoch_of(kept), None);
+        for whole in [&huge[..RECORD_BYTES_MAX], &[]] {
+            assert_eq!(kept_of(whole), whole);
+        }
+    }
 
     #[tokio::test]
     async fn a_tls_file_that_is_not_there_is_named() {

@@ -24,8 +24,9 @@ const SCHEMA: u32 = 1;
 /// Why a record is skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum BadRecord {
-    #[error("{bytes} bytes, at most {RECORD_BYTES_MAX} are read")]
-    TooLarge { bytes: usize },
+    /// How much larger is not said, because no more of a value is kept than shows that it is too large.
+    #[error("more than {RECORD_BYTES_MAX} bytes, which no record has")]
+    TooLarge,
     /// Not JSON, or a field is missing or of another type.
     #[error("not a record: {detail}")]
     Shape { detail: String },
@@ -266,7 +267,7 @@ fn read_json<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, BadRecord> {
         schema: u32,
     }
     if json.len() > RECORD_BYTES_MAX {
-        return Err(BadRecord::TooLarge { bytes: json.len() });
+        return Err(BadRecord::TooLarge);
     }
     let got = serde_json::from_slice::<OnlySchema>(json)
         .map_err(|error| shape(&error))?
