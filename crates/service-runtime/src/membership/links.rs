@@ -1,6 +1,6 @@
 //! A node's links to its coordinators, as the list or etcd names them, and the node's own entry in etcd.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,9 @@ use crate::shutdown::Shutdown;
 
 /// How often links are reviewed whose coordinators are no longer registered. Such a link is kept while its stream is open.
 const REVIEW_INTERVAL: Duration = Duration::from_secs(1);
+/// At most so many of the coordinators that etcd names are dialled. A cluster has a few. The folder in etcd may have 10,000 entries, and each
+/// would cost a task and a dial every few seconds.
+const COORDINATORS_MAX: usize = 64;
 
 fn reviews() -> Interval {
     let mut reviews = tokio::time::interval_at(Instant::now() + REVIEW_INTERVAL, REVIEW_INTERVAL);
@@ -88,6 +91,8 @@ pub(super) struct Links {
     shared: Arc<Shared>,
     registry: Option<Registry>,
     running: BTreeMap<String, Running>,
+    /// Registered coordinators that found no room in `running`.
+    left_out: usize,
     tasks: JoinSet<()>,
     next_id: u64,
     /// It runs on while statuses change, which under load they do with every step.
@@ -110,6 +115,7 @@ impl Links {
             shared: Arc::new(Shared::new(peers)),
             registry: None,
             running: BTreeMap::new(),
+            left_out: 0,
             tasks: JoinSet::new(),
             next_id: 0,
             review: reviews(),
@@ -160,7 +166,7 @@ impl Links {
         }
     }
 
-    /// Dials each registered coordinator, drops each one that is neither registered nor connected, and reports the state of
+    /// Dials registered coordinators ([`COORDINATORS_MAX`]), drops each one that is neither registered nor connected, and reports the state of
     /// etcd.
     async fn follow_registry(&mut self) {
         let Some(registry) = &mut self.registry else {
@@ -173,13 +179,13 @@ impl Links {
         if let RegistrationHealth::Fenced { by_epoch } = health {
             let _ = self.events.send(MembershipEvent::Fenced { by_epoch }).await;
         }
-        let registered: Vec<String> = view
+        let registered: BTreeSet<String> = view
             .members
             .values()
             .map(|entry| entry.control_address.clone())
             .collect();
         let is_over =
-            |(address, running): &(&String, &Running)| !registered.contains(address) && !*running.is_welcome.borrow();
+            |(address, running): &(&String, &Running)| !registered.contains(*address) && !*running.is_welcome.borrow();
         let over: Vec<String> = self
             .running
             .iter()
@@ -193,11 +199,7 @@ impl Links {
                 self.shared.forget(running.id);
             }
         }
-        for address in registered {
-            if !self.running.contains_key(&address) {
-                self.dial(address);
-            }
-        }
+        self.dial_registered(registered);
         if self.running.is_empty() {
             let why = view.trouble.map_or(String::new(), |trouble| format!(" ({trouble})"));
             let reason = LostReason::NoneRegistered(format!(" in {etcd}{why}"));
@@ -206,6 +208,30 @@ impl Links {
                 .events
                 .try_send(MembershipEvent::ConnectionLost { address: etcd, reason });
         }
+    }
+
+    /// Those that are left out get the places of coordinators that go.
+    fn dial_registered(&mut self, registered: BTreeSet<String>) {
+        let mut left_out = 0;
+        for address in registered {
+            if self.running.contains_key(&address) {
+                continue;
+            }
+            if self.running.len() < COORDINATORS_MAX {
+                self.dial(address);
+            } else {
+                left_out += 1;
+            }
+        }
+        if left_out > 0 && self.left_out == 0 {
+            tracing::warn!(
+                left_out,
+                most = COORDINATORS_MAX,
+                "etcd names more coordinators than a node dials, and some are left out; give each cluster its own name in the address of \
+                 etcd, and delete entries of coordinators that do not run (`etcdctl del`)"
+            );
+        }
+        self.left_out = left_out;
     }
 
     fn dial(&mut self, address: String) {
@@ -245,14 +271,29 @@ impl Links {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
+    use serving_core::ids::{NodeEpoch, NodeId, NodeName};
+    use serving_core::node::NodeState;
+
     use super::super::tests::{record, status};
     use super::*;
 
-    /// As after a registration, with no coordinator registered and no more news. No etcd is there.
-    fn empty_registry() -> Registry {
+    /// As after a registration, with a coordinator registered for each of these ports and no more news. No etcd is there.
+    fn registry_of(ports: Range<u16>) -> Registry {
         let address: EtcdAddress = "etcd://127.0.0.1:1/baton".parse().unwrap();
+        let coordinator = |port: u16| CoordinatorEntry {
+            id: NodeId {
+                name: NodeName::new(&format!("c-{port}")),
+                epoch: NodeEpoch(1),
+            },
+            control_address: format!("127.0.0.1:{port}"),
+            http_address: "127.0.0.1:1".to_owned(),
+            version: "1".to_owned(),
+            state: NodeState::Ready,
+        };
         let view = View {
-            members: BTreeMap::new(),
+            members: ports.map(|port| (format!("c-{port}"), coordinator(port))).collect(),
             as_of: None,
             is_stale: false,
             skipped: 0,
@@ -295,11 +336,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn of_very_many_registered_coordinators_only_so_many_are_dialled_and_others_when_these_go() {
+        let (_status_in, status_out) = watch::channel(status(1, 0));
+        let (events, _events_out) = mpsc::channel(64);
+        let mut links = links(status_out, events);
+        links.registry = Some(registry_of(1..75));
+        links.follow_registry().await;
+        assert_eq!((links.running.len(), links.left_out), (COORDINATORS_MAX, 10));
+        let dialled: Vec<String> = links.running.keys().cloned().collect();
+        links.follow_registry().await;
+        assert!(links.running.keys().eq(&dialled), "those that are dialled stay");
+        links.registry = Some(registry_of(11..75));
+        links.follow_registry().await;
+        assert_eq!((links.running.len(), links.left_out), (COORDINATORS_MAX, 0));
+    }
+
+    #[tokio::test]
     async fn a_coordinator_that_has_gone_is_let_go_of_though_every_step_changes_the_status() {
         let (status_in, status_out) = watch::channel(status(1, 0));
         let (events, _events_out) = mpsc::channel(64);
         let mut links = links(status_out, events);
-        links.registry = Some(empty_registry());
+        links.registry = Some(registry_of(0..0));
         let (welcome_in, is_welcome) = watch::channel(true);
         let link = Shutdown::new();
         let running = Running {
