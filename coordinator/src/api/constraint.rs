@@ -1,6 +1,7 @@
 //! What the output has to be, in the fields of OpenAI and of vLLM: a JSON schema, a regular expression, one of several texts, rules,
 //! or no more than some tokens. At most one field may name a grammar.
 
+use grammar::GrammarError;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -197,7 +198,7 @@ impl GivenConstraint {
                 Some((field, grammar)) => Some(
                     grammars
                         .compile_for(salt, grammar)
-                        .map_err(|error| ApiError::invalid(field, format!("`{field}`: {error}.")))?,
+                        .map_err(|error| not_compiled(field, &error))?,
                 ),
                 None => None,
             };
@@ -223,6 +224,15 @@ impl GivenConstraint {
 
     pub fn has_grammar(&self) -> bool {
         self.grammar.is_some()
+    }
+}
+
+fn not_compiled(field: &str, error: &GrammarError) -> ApiError {
+    match error {
+        GrammarError::NoThread(_) => ApiError::no_compiler(error),
+        GrammarError::Invalid(_) | GrammarError::NoVocabulary(_) | GrammarError::Lost(_) => {
+            ApiError::invalid(field, format!("`{field}`: {error}."))
+        }
     }
 }
 
@@ -298,20 +308,39 @@ fn spellings(text: &TextModel, word: &str) -> Result<Vec<Vec<TokenId>>, TextErro
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::num::NonZeroU32;
     use std::sync::{Mutex, mpsc};
     use std::time::{Duration, Instant};
 
-    use grammar::{GrammarError, Grammars};
+    use axum::http::StatusCode;
+    use grammar::Grammars;
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::api::error::Retry;
     use crate::api::limits::COMPILED_AT_ONCE;
     use crate::api::tests::{key, state};
     use crate::keys::file::Limits;
 
     /// Longer than a task takes that nothing holds up.
     const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_grammar_that_no_thread_compiles_is_not_the_clients_mistake() {
+        let no_thread = not_compiled("guided_regex", &GrammarError::NoThread(io::ErrorKind::WouldBlock));
+        assert_eq!(
+            (no_thread.status, no_thread.param),
+            (StatusCode::SERVICE_UNAVAILABLE, None)
+        );
+        assert!(matches!(no_thread.retry, Retry::After(_)));
+        assert_eq!(no_thread.outcome, "internal");
+        let wrong = not_compiled("guided_regex", &GrammarError::Invalid("it has no end".to_owned()));
+        assert_eq!(
+            (wrong.status, wrong.param.as_deref()),
+            (StatusCode::BAD_REQUEST, Some("guided_regex"))
+        );
+    }
 
     #[tokio::test]
     async fn a_grammar_keeps_its_places_until_it_is_compiled_though_its_client_has_gone() {

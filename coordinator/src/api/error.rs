@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use grammar::GrammarError;
 use serde_json::{Value, json};
 use serving_core::cluster::Reach;
 use serving_core::node::NodeRole;
@@ -146,6 +147,15 @@ impl ApiError {
             "Too many large request bodies are being read at this moment. Send the request again after the time in \
              Retry-After, or raise --request-bytes-in-flight-max of the coordinator.",
         )
+    }
+
+    /// The system starts no thread that could compile a grammar.
+    pub fn no_compiler(error: &GrammarError) -> Self {
+        let message = format!(
+            "The grammar could not be compiled at this moment: {error}. Send the request again after the time in Retry-After. The operator may \
+             allow the coordinator more threads, or more memory."
+        );
+        Self::unavailable(("no_compiler", "internal"), message)
     }
 
     /// Nodes come and go by themselves, so "not ready" is never permanent.

@@ -154,7 +154,7 @@ impl Grammars {
     /// compiled for the same salt counts as known. So the time that it takes says nothing about the grammars of others.
     ///
     /// # Errors
-    /// What is wrong with the grammar, or that no vocabulary is known.
+    /// What is wrong with the grammar, that no vocabulary is known, or that the system starts no thread.
     pub fn compile_for(
         &self,
         whose: Option<PrefixSalt>,
@@ -164,15 +164,7 @@ impl Grammars {
         if let Some(compiled) = self.known().of(&owned) {
             return Ok(compiled);
         }
-        let compiled = std::thread::scope(|scope| {
-            let thread = Builder::new()
-                .name("grammar".to_owned())
-                .stack_size(COMPILE_STACK_BYTES);
-            let work = thread.spawn_scoped(scope, || self.compile_anew(grammar));
-            work.ok().and_then(|work| work.join().ok())
-        });
-        let broke = || GrammarError::Invalid("its compiler could not start, or broke on it".to_owned());
-        let compiled = Arc::new(compiled.unwrap_or_else(|| Err(broke()))?);
+        let compiled = Arc::new(self.compile_apart(grammar, COMPILE_STACK_BYTES)?);
         self.known().keep(owned, &compiled);
         Ok(compiled)
     }
@@ -182,6 +174,17 @@ impl Grammars {
         let known = self.known();
         let mut alive = known.alive.get(grammar)?.iter();
         alive.find_map(|(_, compiled)| compiled.upgrade())
+    }
+
+    /// Compiles on a thread of its own, which has so much stack.
+    fn compile_apart(&self, grammar: &OutputGrammar, stack_bytes: usize) -> Result<CompiledGrammar, GrammarError> {
+        std::thread::scope(|scope| {
+            let thread = Builder::new().name("grammar".to_owned()).stack_size(stack_bytes);
+            let work = thread.spawn_scoped(scope, || self.compile_anew(grammar));
+            let work = work.map_err(|error| GrammarError::NoThread(error.kind()))?;
+            let broke = |_| Err(GrammarError::Invalid("its compiler broke on it".to_owned()));
+            work.join().unwrap_or_else(broke)
+        })
     }
 
     fn compile_anew(&self, grammar: &OutputGrammar) -> Result<CompiledGrammar, GrammarError> {
@@ -286,6 +289,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_thread_that_the_system_does_not_start_is_not_the_grammars_mistake() {
+        // More than an address space has.
+        const STACK_BYTES: usize = 1 << 60;
+        let compiled = Grammars::unknown().compile_apart(&OutputGrammar::Regex("a".into()), STACK_BYTES);
+        assert!(matches!(compiled, Err(GrammarError::NoThread(_))), "{compiled:?}");
+    }
 
     #[test]
     fn the_vocabulary_is_read_ahead_of_the_first_grammar_and_once() {

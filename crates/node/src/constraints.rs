@@ -226,7 +226,7 @@ impl Handle {
     /// time to the first token would say what other tenants send.
     ///
     /// # Errors
-    /// The grammar cannot be compiled here.
+    /// The grammar cannot be compiled here, or not now.
     pub async fn prepare(&self, request: &Request) -> Result<Option<Arc<CompiledGrammar>>, Refused> {
         let Some(grammar) = request.constraint.grammar.clone() else {
             return Ok(None);
@@ -239,14 +239,25 @@ impl Handle {
             grammars.compile_for(salt, &grammar)
         });
         let compiled = compiling.await;
-        let detail = match compiled {
+        Err(match compiled {
             Ok(Ok(compiled)) => return Ok(Some(compiled)),
-            Ok(Err(error)) => format!("its grammar cannot be compiled: {error}"),
-            Err(error) => format!("compiling its grammar broke: {error}"),
-        };
-        let reason = RefuseReason::Invalid;
-        Err(Refused { reason, detail })
+            Ok(Err(error)) => refused(&error),
+            Err(error) => Refused {
+                reason: RefuseReason::Invalid,
+                detail: format!("compiling its grammar broke: {error}"),
+            },
+        })
     }
+}
+
+fn refused(error: &GrammarError) -> Refused {
+    let reason = match error {
+        // It may be there in a moment, here or elsewhere.
+        GrammarError::NoThread(_) => RefuseReason::NoCapacity,
+        GrammarError::Invalid(_) | GrammarError::NoVocabulary(_) | GrammarError::Lost(_) => RefuseReason::Invalid,
+    };
+    let detail = format!("its grammar cannot be compiled: {error}");
+    Refused { reason, detail }
 }
 
 #[cfg(test)]
@@ -317,6 +328,14 @@ mod tests {
         drop(request);
         assert_eq!(followed.take_ended(), [key]);
         assert!(followed.take_ended().is_empty());
+    }
+
+    #[test]
+    fn a_grammar_that_no_thread_compiles_is_tried_again() {
+        let no_thread = refused(&GrammarError::NoThread(io::ErrorKind::WouldBlock));
+        assert_eq!(no_thread.reason, RefuseReason::NoCapacity);
+        let wrong = refused(&GrammarError::Invalid("it has no end".to_owned()));
+        assert_eq!(wrong.reason, RefuseReason::Invalid);
     }
 
     #[tokio::test]
