@@ -113,9 +113,7 @@ impl NodeLoop {
             detail = refused.detail,
             "refused a request"
         );
-        if let LegRequest::Prefill(_) = new.leg {
-            self.parts.metrics.request("none", refused.reason.name());
-        }
+        self.parts.metrics.refused(&new.leg, refused.reason);
         // A new channel has room, and a caller that has gone needs no answer.
         let _ = new.events.try_send(new.leg.event(SharedEvent::Refused(refused)));
     }

@@ -264,18 +264,21 @@ fn refused(error: &GrammarError) -> Refused {
 mod tests {
     use std::sync::mpsc;
 
+    use prometheus_client::registry::Registry;
     use serving_core::ids::{Attempt, NodeEpoch, PrefixSalt};
     use serving_core::request::OutputGrammar;
     use tokio::sync::{Semaphore, oneshot};
 
     use super::*;
     use crate::inbox::Inbox;
+    use crate::metrics::Metrics;
 
     fn handle(grammars: Grammars) -> Handle {
         Handle {
             inbox: Arc::new(Inbox::default()),
             grammars: Arc::new(grammars),
             compiling: Arc::new(Semaphore::new(COMPILED_AT_ONCE)),
+            metrics: Metrics::of_prefill(&mut Registry::default(), Arc::default(), None),
             epoch: NodeEpoch(1),
             block_tokens: 16,
         }

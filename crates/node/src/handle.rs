@@ -15,6 +15,7 @@ use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::inbox::{Inbox, NotTaken};
+use crate::metrics::Metrics;
 use crate::request::{LegRequest, NewRequest, NodeEvent, SharedEvent};
 
 /// Events that may wait for the network. A step gives a request at most a few; a reader that is so far behind is cut off.
@@ -27,6 +28,7 @@ pub struct Handle {
     pub(crate) grammars: Arc<Grammars>,
     /// Of [`crate::constraints::COMPILED_AT_ONCE`].
     pub(crate) compiling: Arc<Semaphore>,
+    pub(crate) metrics: Metrics,
     pub epoch: NodeEpoch,
     pub block_tokens: u32,
 }
@@ -92,7 +94,7 @@ impl Handle {
         let (events, queue) = mpsc::channel(EVENTS_QUEUED_MAX);
         let refusal = |reason, detail: &str| {
             let detail = detail.to_owned();
-            SharedEvent::Refused(Refused { reason, detail })
+            Refused { reason, detail }
         };
         let new = NewRequest {
             request: Arc::new(asked.request),
@@ -120,9 +122,10 @@ impl Handle {
             );
             Some((Box::new(new), refusal(RefuseReason::StaleEpoch, &detail)))
         };
-        if let Some((new, told)) = refused {
+        if let Some((new, refused)) = refused {
+            self.metrics.refused(&new.leg, refused.reason);
             // A fresh channel has room.
-            let _ = new.events.try_send(new.leg.event(told));
+            let _ = new.events.try_send(new.leg.event(SharedEvent::Refused(refused)));
         }
         EventStream {
             queue,
@@ -134,6 +137,7 @@ impl Handle {
 
     /// A stream that only refuses, of a request that the loop need not see.
     pub fn refuse(&self, leg: &LegRequest, refused: Refused) -> EventStream {
+        self.metrics.refused(leg, refused.reason);
         let (events, queue) = mpsc::channel(1);
         let _ = events.try_send(leg.event(SharedEvent::Refused(refused)));
         EventStream {
@@ -178,5 +182,43 @@ impl Drop for EventStream {
     fn drop(&mut self) {
         self.queue.close();
         self.inbox.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+    use crate::node_loop::tests::message;
+
+    // A gauge of the async runtime is in the registry.
+    #[tokio::test]
+    async fn a_request_that_is_refused_before_the_loop_sees_it_is_counted() {
+        let mut registry = Registry::default();
+        let inbox = Arc::<Inbox>::default();
+        let handle = Handle {
+            inbox: inbox.clone(),
+            grammars: Arc::new(Grammars::unknown()),
+            compiling: Arc::new(Semaphore::new(1)),
+            metrics: Metrics::of_prefill(&mut registry, Arc::default(), None),
+            epoch: message(1).node_epoch,
+            block_tokens: 16,
+        };
+        let mut stale = message(1);
+        stale.node_epoch = NodeEpoch(handle.epoch.0 + 1);
+        drop(handle.submit(Asked::prefill(stale, Span::none())));
+        inbox.close();
+        let asked = || Asked::prefill(message(1), Span::none());
+        drop(handle.submit(asked()));
+        let detail = "its ticket is wrong".to_owned();
+        let reason = RefuseReason::Invalid;
+        drop(handle.refuse(&asked().leg, Refused { reason, detail }));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("a string takes everything");
+        for (outcome, count) in [("stale_epoch", 1), ("draining", 1), ("invalid", 1), ("no_capacity", 0)] {
+            let line = format!(r#"baton_prefill_requests_total{{transport="none",outcome="{outcome}"}} {count}"#);
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
     }
 }

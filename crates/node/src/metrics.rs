@@ -10,6 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use proto::messages::RefuseReason;
 use service_runtime::metrics::membership::MembershipGauges;
 use service_runtime::metrics::node::{NodeFacts, NodeMetrics};
 use service_runtime::metrics::vllm_node::PoolFacts;
@@ -19,6 +20,8 @@ use serving_core::node::NodeStatus;
 use serving_core::request::LocalPrefillReason;
 use serving_core::scheduler::DraftCounts;
 use serving_core::stage::{Stage, StageTimings};
+
+use crate::request::LegRequest;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
@@ -185,6 +188,13 @@ impl Metrics {
         self.node.transfer_failed(transport, reason);
     }
 
+    /// A request was refused, by the loop or before the loop has seen it.
+    pub(crate) fn refused(&self, leg: &LegRequest, reason: RefuseReason) {
+        if let LegRequest::Prefill(_) = leg {
+            self.request("none", reason.name());
+        }
+    }
+
     /// A prefill leg has ended. `transport` is `none` when nothing was to be handed over.
     pub fn request(&self, transport: &'static str, outcome: &'static str) {
         self.requests.get_or_create(&RequestLabels { transport, outcome }).inc();
@@ -195,7 +205,6 @@ impl Metrics {
 mod tests {
     use kv_transfer::receiver::{ReceiveEnd, TransferRefusal};
     use kv_transfer::transport::{AbortReason, PairFault, TransferError};
-    use proto::messages::RefuseReason;
     use service_runtime::metrics::exposition::{differences, read, without_a_start};
     use service_runtime::metrics::vllm;
     use serving_core::node::NodeState;

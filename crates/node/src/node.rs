@@ -71,6 +71,7 @@ pub struct Node {
     inbox: Arc<Inbox>,
     grammars: Arc<Grammars>,
     compiling: Arc<Semaphore>,
+    metrics: Metrics,
     sender: Option<Sender>,
     receiver: Option<Arc<Receiver>>,
     /// Prefill nodes may use other transports than gRPC as long as these live.
@@ -137,7 +138,7 @@ impl Node {
             engine: EngineThread::start(engine, inbox.clone(), work, grammars.clone())?,
             scheduler,
             inbox: inbox.clone(),
-            metrics: ends.metrics,
+            metrics: ends.metrics.clone(),
             status: status_in,
             prefixes: prefixes_in,
             outgoing: ends.outgoing,
@@ -151,6 +152,7 @@ impl Node {
             inbox,
             grammars,
             compiling: Arc::new(Semaphore::new(COMPILED_AT_ONCE)),
+            metrics: ends.metrics,
             sender: ends.sender,
             receiver: ends.receiver,
             _transports: ends.transports,
@@ -164,6 +166,7 @@ impl Node {
             inbox: self.inbox.clone(),
             grammars: self.grammars.clone(),
             compiling: self.compiling.clone(),
+            metrics: self.metrics.clone(),
             epoch: self.record.id.epoch,
             block_tokens: self.record.capacity.block_tokens,
         }

@@ -227,7 +227,7 @@ impl Rig {
             engine,
             scheduler,
             inbox: inbox.clone(),
-            metrics,
+            metrics: metrics.clone(),
             status: status_in,
             prefixes: watch::channel(PrefixLog::default()).0,
             outgoing: Some(Outgoing { handoffs, pairs }),
@@ -237,6 +237,7 @@ impl Rig {
         let handle = Handle {
             grammars: Arc::new(Grammars::unknown()),
             compiling: Arc::new(tokio::sync::Semaphore::new(1)),
+            metrics,
             inbox,
             epoch: EPOCH,
             block_tokens: BLOCK_TOKENS,
