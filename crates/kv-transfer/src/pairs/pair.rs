@@ -67,7 +67,7 @@ impl Pair {
             closed: CancellationToken::new(),
         });
         pair.tell(Err(&PairFault::Connecting));
-        tokio::spawn(pair.clone().keep());
+        tokio::spawn(pair.clone().keep_on());
         pair
     }
 
@@ -78,6 +78,31 @@ impl Pair {
             let health = &self.shared.health;
             health.send_modify(|pairs| pairs.retain(|pair| pair.decode_node != self.peer.node));
         }
+    }
+
+    /// Keeps the pair until it is closed, also after a panic of its keeper.
+    async fn keep_on(self: Arc<Self>) {
+        while self.panics(self.clone().keep()).await {
+            tokio::select! {
+                () = tokio::time::sleep(BACK_OFF_MAX) => {}
+                () = self.closed.cancelled() => {}
+            }
+        }
+    }
+
+    /// True when the keeper has panicked. Its last word may be that the pair is usable, and its transfers would wait for their whole hold
+    /// time. So the pair is lost then.
+    async fn panics(&self, keeper: impl Future<Output = ()> + Send + 'static) -> bool {
+        let Err(error) = tokio::spawn(keeper).await else {
+            return false;
+        };
+        if !error.is_panic() {
+            return false;
+        }
+        let peer = &self.peer.node;
+        tracing::error!(%peer, %error, "the keeper of a pair has panicked: its transfers fail, and it is dialled again; this is a bug in baton");
+        self.lose(&PairFault::Broken("its keeper on this node has panicked".to_owned()));
+        true
     }
 
     async fn keep(self: Arc<Self>) {

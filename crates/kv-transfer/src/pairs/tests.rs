@@ -81,13 +81,85 @@ impl KvTransport for RefusedTwice {
         if self.dials.fetch_add(1, Ordering::Relaxed) > 1 {
             return self.inner.connect(dial).await;
         }
-        Err(NoLink::Way(Fallback {
-            wanted: self.kind(),
-            reason: "refused",
-            detail: "the test refuses it".to_owned(),
-            may_pass: true,
-        }))
+        Err(refused(self.kind()))
     }
+}
+
+fn refused(wanted: TransportKind) -> NoLink {
+    NoLink::Way(Fallback {
+        wanted,
+        reason: "refused",
+        detail: "the test refuses it".to_owned(),
+        may_pass: true,
+    })
+}
+
+/// A transport that is refused at the first dial, and panics at the second.
+#[derive(Debug)]
+struct PanicsLater {
+    inner: Arc<dyn KvTransport>,
+    dials: AtomicU32,
+}
+
+#[async_trait]
+impl KvTransport for PanicsLater {
+    fn kind(&self) -> TransportKind {
+        self.inner.kind()
+    }
+
+    async fn connect(&self, dial: &Dial<'_>) -> Result<Link, NoLink> {
+        match self.dials.fetch_add(1, Ordering::Relaxed) {
+            0 => Err(refused(self.kind())),
+            1 => panic!("a bug of a transport"),
+            _ => self.inner.connect(dial).await,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pair_whose_keeper_panics_is_lost_and_dialled_again() {
+    let sink = Recorder::new(CommitAnswer::Accept);
+    let served = decode_node(sink.clone()).await;
+    let prefill = node("prefill-0", 11);
+    let config = PairConfig {
+        better_after: Duration::from_millis(100),
+        ..PairConfig::new(prefill.clone(), compatibility(1)).over(vec![shm::KIND, grpc::KIND])
+    };
+    let usual = transports::pairs(config.clone());
+    let ways = &usual.shared.ways;
+    let [shared_memory, streams] = &ways.best_first[..] else {
+        panic!("{ways:?}");
+    };
+    let panics: Arc<dyn KvTransport> = Arc::new(PanicsLater {
+        inner: shared_memory.clone(),
+        dials: AtomicU32::new(0),
+    });
+    let ways = Ways {
+        meeting: ways.meeting.clone(),
+        best_first: vec![panics, streams.clone()],
+    };
+    let transport = PairTransport::new(config, ways);
+    let ticket = empty_ticket(node("decode-0", 22), &served.address);
+    sink.reserve(ticket.transfer, &prefill, &ticket);
+    let begun = transport.begin(start(&ticket, Arc::new(Pattern)));
+    let mut transfer = within("begin", begun).await.unwrap();
+    let lost = within("the transfer is told", transfer.acked()).await;
+    assert!(
+        matches!(
+            lost,
+            Err(TransferError::PairLost {
+                fault: PairFault::Broken(_),
+                ..
+            })
+        ),
+        "{lost:?}"
+    );
+    let pair = transport.pairs.lock().unwrap().values().next().unwrap().clone();
+    assert!(matches!(*pair.state.borrow(), PairState::Unusable(_)));
+    let health = transport.health();
+    let is_usable = || health.borrow().iter().all(|pair| pair.unusable_reason.is_none());
+    assert!(!is_usable());
+    eventually("it is usable again", is_usable).await;
 }
 
 #[tokio::test]
