@@ -14,7 +14,7 @@ use service_runtime::certificates;
 use service_runtime::config::Program;
 use service_runtime::health::{Health, ReadyState};
 use service_runtime::http_guard::HttpGuard;
-use service_runtime::serve::{self, Calls, Ops};
+use service_runtime::serve::{self, Calls, Ops, ServeError};
 use service_runtime::shutdown::{self, Shutdown};
 use serving_core::ids::{NodeEpoch, NodeId, NodeName};
 use tokio::net::TcpListener;
@@ -59,16 +59,21 @@ pub struct Coordinator {
     /// etcd is asked when clients can be answered, with this process's certificate where it has no other.
     membership: MembershipKind,
     stop: Shutdown,
-    control: JoinHandle<LoopEnd>,
+    control: JoinHandle<CoordinatorEnd>,
+    listener: JoinHandle<CoordinatorEnd>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// How the control loop has ended.
+/// How a coordinator has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoopEnd {
+pub enum CoordinatorEnd {
     /// It was told to.
     Stopped,
-    Panicked,
+    LoopPanicked,
+    /// Nodes can no longer join.
+    ListenerFailed {
+        address: SocketAddr,
+    },
 }
 
 impl Coordinator {
@@ -116,16 +121,11 @@ impl Coordinator {
         };
         let endpoint = MembershipServiceServer::new(MembershipEndpoint::new(handle.membership(), clocks.clone()))
             .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX);
-        let control = tokio::spawn(run_loop(control.run(drain.clone(), stop.clone()), drain));
-        let mut tasks = vec![
-            tokio::spawn(follow_readiness(handle.clone(), health.clone())),
-            tokio::spawn(serve_control(
-                listener,
-                Calls::from(Routes::new(endpoint)).known_as(identity.clone()),
-                ops,
-                stop.clone(),
-            )),
-        ];
+        let control = tokio::spawn(run_loop(control.run(drain.clone(), stop.clone()), drain.clone()));
+        let calls = Calls::from(Routes::new(endpoint)).known_as(identity.clone());
+        let serving = serve::serve_node(listener, calls, ops, stop.clone());
+        let listener = tokio::spawn(run_listener(serving, control_address, (stop.clone(), drain)));
+        let mut tasks = vec![tokio::spawn(follow_readiness(handle.clone(), health.clone()))];
         tasks.extend(record);
         Ok(Self {
             handle,
@@ -139,36 +139,61 @@ impl Coordinator {
             membership,
             stop,
             control,
+            listener,
             tasks,
         })
     }
 
-    /// Ends the loop, every leg and every membership stream, and says how the loop has ended.
-    pub async fn stop(self) -> LoopEnd {
+    /// Ends the loop, every leg and every membership stream, and says how the coordinator has ended.
+    pub async fn stop(self) -> CoordinatorEnd {
         self.stop.request();
-        let loop_end = tokio::time::timeout(TASK_END_MAX, self.control).await;
+        let ends = [
+            tokio::time::timeout(TASK_END_MAX, self.control).await,
+            tokio::time::timeout(TASK_END_MAX, self.listener).await,
+        ];
         for task in self.tasks {
             // The readiness task ends when the loop's sender is dropped. Each of these tasks ends within the streams' own
             // limit.
             let _ = tokio::time::timeout(TASK_END_MAX, task).await;
         }
-        match loop_end {
-            Ok(Ok(loop_end)) => loop_end,
-            Ok(Err(_)) | Err(_) => LoopEnd::Stopped,
-        }
+        let mut known = ends.into_iter().flatten().flatten();
+        known
+            .find(|end| *end != CoordinatorEnd::Stopped)
+            .unwrap_or(CoordinatorEnd::Stopped)
     }
 }
 
 /// Runs the loop until it ends. After a panic the process can serve nobody, so it drains: a supervisor must start it again.
-async fn run_loop(control: impl Future<Output = ()> + Send + 'static, drain: Shutdown) -> LoopEnd {
+async fn run_loop(control: impl Future<Output = ()> + Send + 'static, drain: Shutdown) -> CoordinatorEnd {
     match tokio::spawn(control).await {
         Err(error) if error.is_panic() => {
             tracing::error!(%error, "the control loop has panicked: its requests have failed, and the process ends");
             drain.request();
-            LoopEnd::Panicked
+            CoordinatorEnd::LoopPanicked
         }
-        Ok(()) | Err(_) => LoopEnd::Stopped,
+        Ok(()) | Err(_) => CoordinatorEnd::Stopped,
     }
+}
+
+/// Runs the membership listener until `stop`. When it ends before, no node can join, and no node that has lost its stream comes back. So
+/// the process drains: a supervisor must start it again.
+async fn run_listener(
+    serving: impl Future<Output = Result<(), ServeError>> + Send + 'static,
+    address: SocketAddr,
+    (stop, drain): (Shutdown, Shutdown),
+) -> CoordinatorEnd {
+    let ended = tokio::spawn(serving).await;
+    if stop.is_requested() {
+        return CoordinatorEnd::Stopped;
+    }
+    let why = match ended {
+        Ok(Ok(())) => "it ended by itself".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    tracing::error!(%address, why, "the membership listener has failed: nodes can no longer join, and the process ends");
+    drain.request();
+    CoordinatorEnd::ListenerFailed { address }
 }
 
 /// The flight recorder, if one is wanted, and what ends when its file is complete.
@@ -201,12 +226,6 @@ fn served_names(given: &[String]) -> Vec<String> {
 fn control_names(config: &Config) -> Vec<&str> {
     let advertised = config.control_advertise.as_deref();
     advertised.into_iter().chain([config.control_listen.as_str()]).collect()
-}
-
-async fn serve_control(listener: TcpListener, calls: Calls, ops: Ops, stop: Shutdown) {
-    if let Err(error) = serve::serve_node(listener, calls, ops, stop).await {
-        tracing::error!(%error, "the membership listener failed: nodes can no longer join");
-    }
 }
 
 async fn follow_readiness(handle: ControlHandle, health: Health) {
@@ -320,31 +339,34 @@ async fn run_here(mut config: Config, shutdown: Shutdown) -> anyhow::Result<()> 
     drained.request();
     // The answers are sent. Their records end with the nodes' last reports.
     closing.settled().await;
-    let loop_end = coordinator.stop().await;
+    let end = coordinator.stop().await;
     // A report that did not come in time is no longer awaited.
     closing.settled().await;
-    leave(registry, &config.name, loop_end).await
+    leave(registry, &config.name, end).await
 }
 
 /// Takes the entry out of etcd.
 ///
 /// # Errors
-/// Another coordinator has this one's name, or the loop has panicked.
-async fn leave(registry: Option<Registry>, name: &str, loop_end: LoopEnd) -> anyhow::Result<()> {
+/// Another coordinator has this one's name, the loop has panicked, or the membership listener has failed.
+async fn leave(registry: Option<Registry>, name: &str, end: CoordinatorEnd) -> anyhow::Result<()> {
     let fenced_by = match registry {
         Some(registry) => registry.leave().await,
         None => None,
     };
-    match (fenced_by, loop_end) {
+    match (fenced_by, end) {
         (Some(by_epoch), _) => bail!(
             "another coordinator that was started later is called {name} (epoch {by_epoch}); this one has left. Names are unique: give one of them another"
         ),
-        (None, LoopEnd::Panicked) => {
+        (None, CoordinatorEnd::LoopPanicked) => {
             bail!(
                 "the control loop panicked; its last words are above: this is a bug in baton. Start the coordinator again"
             )
         }
-        (None, LoopEnd::Stopped) => Ok(()),
+        (None, CoordinatorEnd::ListenerFailed { address }) => {
+            bail!("the membership listener on {address} failed; its last words are above. Start the coordinator again")
+        }
+        (None, CoordinatorEnd::Stopped) => Ok(()),
     }
 }
 
@@ -454,9 +476,29 @@ mod tests {
             panic!("a bug of the brain");
         }
         let drain = Shutdown::new();
-        assert_eq!(run_loop(async {}, drain.clone()).await, LoopEnd::Stopped);
+        assert_eq!(run_loop(async {}, drain.clone()).await, CoordinatorEnd::Stopped);
         assert!(!drain.is_requested());
-        assert_eq!(run_loop(broken(), drain.clone()).await, LoopEnd::Panicked);
+        assert_eq!(run_loop(broken(), drain.clone()).await, CoordinatorEnd::LoopPanicked);
         assert!(drain.is_requested());
+    }
+
+    #[tokio::test]
+    async fn a_membership_listener_that_ends_untold_drains_the_process_which_ends_with_a_failure() {
+        async fn broken() -> Result<(), ServeError> {
+            panic!("a bug of the server");
+        }
+        let address = SocketAddr::from(([127, 0, 0, 1], 7400));
+        let failed = CoordinatorEnd::ListenerFailed { address };
+        let (stop, drain) = (Shutdown::new(), Shutdown::new());
+        let both = || (stop.clone(), drain.clone());
+        assert_eq!(run_listener(async { Ok(()) }, address, both()).await, failed);
+        assert!(drain.is_requested());
+        assert_eq!(run_listener(broken(), address, both()).await, failed);
+        assert!(leave(None, "c", failed).await.is_err());
+        let drain = Shutdown::new();
+        stop.request();
+        let told = run_listener(async { Ok(()) }, address, (stop, drain.clone())).await;
+        assert_eq!((told, drain.is_requested()), (CoordinatorEnd::Stopped, false));
+        assert!(leave(None, "c", told).await.is_ok());
     }
 }
