@@ -217,8 +217,11 @@ impl EdgeMetrics for Metrics {
             self.last_token_to_end.observe(took.as_secs_f64());
         }
         self.e2e.get_or_create(&lane).observe(ended.e2e.as_secs_f64());
-        self.prompt_tokens.observe(f64::from(ended.prompt_tokens));
-        self.output_tokens.observe(f64::from(ended.output_tokens));
+        // Requests that were turned away would draw the medians to 0.
+        if ended.has_run {
+            self.prompt_tokens.observe(f64::from(ended.prompt_tokens));
+            self.output_tokens.observe(f64::from(ended.output_tokens));
+        }
         self.judged(ended);
         // The stages before the first token sum to its time, so they count where there was one.
         let is_counted = |stage: Stage| ended.ttft.is_some() || !stage.is_before_first_token();

@@ -59,6 +59,8 @@ pub struct EndedRequest<'a> {
     pub last_token_to_end: Option<Duration>,
     /// First byte received to the answer's end.
     pub e2e: Duration,
+    /// A node was given the request, or one of its prompts.
+    pub has_run: bool,
     pub prompt_tokens: u32,
     pub output_tokens: u32,
     /// Every stage that was measured, the edge's own included, each once.

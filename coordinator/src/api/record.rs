@@ -247,12 +247,15 @@ impl RequestRecord {
         if let Some(generation) = &facts.generation {
             end_span(generation);
             // A request that was turned away has used nothing.
-            let has_run = generation.has_been_placed || self.tokens_out() > 0;
-            if let Some(in_use) = in_use.filter(|_| has_run) {
+            if let Some(in_use) = in_use.filter(|_| self.has_run(generation)) {
                 let answer_tokens = generation.output_tokens.max(self.tokens_out());
                 in_use.used_tokens(generation.prompt_tokens.saturating_add(answer_tokens), now);
             }
         }
+    }
+
+    fn has_run(&self, generation: &Generation) -> bool {
+        generation.has_been_placed || self.tokens_out() > 0
     }
 
     /// The record will end later, with the nodes' reports. Returns false when too many records wait already.
@@ -364,6 +367,7 @@ impl RequestRecord {
             tpot: generation.tpot,
             last_token_to_end: generation.last_token_to_end,
             e2e: line.e2e,
+            has_run: self.has_run(generation),
             prompt_tokens: generation.prompt_tokens,
             output_tokens: generation.output_tokens,
             stages: &generation.stages(),

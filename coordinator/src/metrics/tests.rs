@@ -46,6 +46,7 @@ fn ended<'a>(outcome: &'a str, stages: &'a StageTimings) -> EndedRequest<'a> {
         tpot: Some(Duration::from_millis(25)),
         last_token_to_end: Some(Duration::from_millis(1)),
         e2e: Duration::from_secs(1),
+        has_run: true,
         prompt_tokens: 10,
         output_tokens: 20,
         stages,
@@ -136,6 +137,24 @@ async fn stages_before_the_first_token_count_where_there_was_one() {
             .render()
             .contains(r#"baton_stage_seconds_count{stage="queue",phase="ttft"} 1"#)
     );
+}
+
+#[test]
+fn only_requests_that_a_node_had_have_tokens() {
+    let (metrics, stages) = (new_metrics(MetricsConfig::default()), stages());
+    let refused = EndedRequest {
+        has_run: false,
+        prompt_tokens: 0,
+        output_tokens: 0,
+        ..ended("invalid_request", &stages)
+    };
+    for (request, count) in [(refused, 0), (ended("ok", &stages), 1)] {
+        metrics.request_ended(&request);
+        let text = metrics.render();
+        for name in ["baton_prompt_tokens_count", "baton_output_tokens_count"] {
+            assert!(text.contains(&format!("{name} {count}\n")), "{name} {count}\n{text}");
+        }
+    }
 }
 
 /// Everything that can be told to it, told.

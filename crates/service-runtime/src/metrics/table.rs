@@ -39,10 +39,10 @@ metrics! {
         "Last token written to the answer's end written").on(COORDINATOR);
     ITL_STALLS = Metric::counter("baton_itl_stalls", Events, "Gaps over four times the request's median, by cause")
         .by(&[LANE, STALL_CAUSE]).on(COORDINATOR);
-    PROMPT_TOKENS = Metric::histogram(("baton_prompt_tokens", edges::REQUEST_TOKENS), Tokens, "Prompt tokens of one request")
-        .on(COORDINATOR);
-    OUTPUT_TOKENS = Metric::histogram(("baton_output_tokens", edges::REQUEST_TOKENS), Tokens, "Output tokens of one request")
-        .on(COORDINATOR);
+    PROMPT_TOKENS = Metric::histogram(("baton_prompt_tokens", edges::REQUEST_TOKENS), Tokens,
+        "Prompt tokens of one request that a node had").on(COORDINATOR);
+    OUTPUT_TOKENS = Metric::histogram(("baton_output_tokens", edges::REQUEST_TOKENS), Tokens,
+        "Output tokens of one request that a node had").on(COORDINATOR);
     SLO_TOTAL = Metric::counter("baton_slo", Requests, "Requests judged by an SLO profile")
         .by(&[SLO, LANE]).on(COORDINATOR);
     SLO_GOOD = Metric::counter("baton_slo_good", Requests, "Requests that kept every limit of their SLO profile")
