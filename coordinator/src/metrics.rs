@@ -29,7 +29,7 @@ use crate::records::stalls::StallCause;
 use crate::slo::{Breach, SloConfig};
 
 use aliases::Aliases;
-use labels::{BreachLabels, LaneLabel, OutcomeLabels, SloLabels, StallLabels, TraceLabel};
+use labels::{BreachLabels, KeyLimitLabel, LaneLabel, OutcomeLabels, SloLabels, StallLabels, TraceLabel};
 
 /// The whole registry, shared by the edge, the streams and the control loop. Recording holds short locks only.
 #[derive(Debug)]
@@ -50,6 +50,7 @@ pub struct Metrics {
     first_to_second_token: Histogram,
     last_token_to_end: Histogram,
     panics: Counter,
+    key_refusals: Family<KeyLimitLabel, Counter>,
     membership: MembershipGauges,
     /// The same under vLLM's names, if they were asked for.
     aliases: Option<Aliases>,
@@ -86,6 +87,7 @@ impl Metrics {
             ),
             last_token_to_end: registered(r, &table::LAST_TOKEN_TO_END, table::LAST_TOKEN_TO_END.new_histogram()),
             panics: registered(r, &table::HANDLER_PANICS, Counter::default()),
+            key_refusals: registered(r, &table::KEY_REFUSALS, Family::default()),
             membership: MembershipGauges::register(r),
             cluster: cluster.clone(),
             aliases,
@@ -112,6 +114,10 @@ impl Metrics {
     /// Every series exists from the start. A series that appears with its first event shows no increase for that event, and
     /// `rate` shows nothing until the second.
     fn start_series_at_zero(&self, served_model: &str, slo: &SloConfig) {
+        let limits = table::KEY_REFUSALS.closed_values("limit", Role::Coordinator);
+        for limit in limits.into_iter().flatten() {
+            let _ = self.key_refusals.get_or_create(&KeyLimitLabel { limit });
+        }
         let outcomes = table::REQUESTS.closed_values("outcome", Role::Coordinator);
         for lane in Lane::ALL.map(Lane::name) {
             for outcome in outcomes.iter().flatten() {
@@ -259,6 +265,10 @@ impl EdgeMetrics for Metrics {
 
     fn handler_panicked(&self) {
         self.panics.inc();
+    }
+
+    fn key_refused(&self, limit: &'static str) {
+        self.key_refusals.get_or_create(&KeyLimitLabel { limit }).inc();
     }
 
     fn render(&self) -> String {

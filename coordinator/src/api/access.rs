@@ -103,7 +103,13 @@ fn admitted(keys: &Keys, access: Access, request: &mut Request) -> Result<Room, 
     if access != Access::Scope(Scope::Inference) || request.method() != Method::POST {
         return Ok(Room::default());
     }
-    let (in_use, room) = key.begin(now).map_err(ApiError::over_limit)?;
+    let begun = key.begin(now).map_err(|over| {
+        if let Some(record) = &record {
+            record.metrics().key_refused(over.name());
+        }
+        ApiError::over_limit(over)
+    });
+    let (in_use, room) = begun?;
     if let Some(record) = record {
         record.facts().in_use = Some(Arc::new(in_use));
     }

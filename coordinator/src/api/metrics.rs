@@ -22,6 +22,8 @@ pub trait EdgeMetrics: Send + Sync {
     fn stage_left(&self, stage: Stage);
     /// A handler panicked: the answer is a 500, or a stream has broken off.
     fn handler_panicked(&self);
+    /// A limit of a key refused a request before anything had read what it asks for. `limit` is its name in the file of keys.
+    fn key_refused(&self, limit: &'static str);
     /// The whole exposition, OpenMetrics text.
     fn render(&self) -> String;
 }
@@ -36,6 +38,7 @@ impl EdgeMetrics for NoMetrics {
     fn stage_entered(&self, _: Stage) {}
     fn stage_left(&self, _: Stage) {}
     fn handler_panicked(&self) {}
+    fn key_refused(&self, _: &'static str) {}
     fn render(&self) -> String {
         "# EOF\n".to_owned()
     }

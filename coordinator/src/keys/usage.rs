@@ -61,6 +61,19 @@ pub enum OverLimit {
 }
 
 impl OverLimit {
+    /// Every [`OverLimit::name`].
+    #[cfg(test)]
+    pub const NAMES: [&'static str; 3] = ["requests_per_minute", "tokens_per_minute", "concurrent_requests"];
+
+    /// The limit's name in the file of keys, and in the metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Requests { .. } => "requests_per_minute",
+            Self::Tokens { .. } => "tokens_per_minute",
+            Self::Concurrent { .. } => "concurrent_requests",
+        }
+    }
+
     #[must_use]
     pub fn retry_after(self) -> Duration {
         match self {
@@ -186,6 +199,7 @@ mod tests {
         usage.begin(&limits, now).expect("the second");
         let most = NonZeroU32::new(2).expect("not zero");
         assert_eq!(usage.begin(&limits, now), Err(OverLimit::Concurrent { most }));
+        assert_eq!(OverLimit::Concurrent { most }.name(), OverLimit::NAMES[2]);
         usage.ended();
         assert!(usage.begin(&limits, now).is_ok());
     }

@@ -33,6 +33,11 @@ pub struct BreachLabels {
     pub breach: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KeyLimitLabel {
+    pub limit: &'static str,
+}
+
 /// The label of exemplars.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct TraceLabel {

@@ -11,6 +11,7 @@ use serving_core::stage::StageTimings;
 use super::*;
 use crate::api::EdgeMetrics;
 use crate::cluster_metrics::NodeSnapshot;
+use crate::keys::OverLimit;
 
 const ROLE: Role = Role::Coordinator;
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -163,6 +164,7 @@ fn exercised(metrics: &Metrics) -> String {
     metrics.token_gap(Lane::Batch, Duration::from_millis(700), TRACE);
     metrics.first_to_second_token(Duration::from_millis(30));
     metrics.handler_panicked();
+    metrics.key_refused("tokens_per_minute");
     metrics.publish(|snapshot| {
         snapshot.policy = "least-loaded";
         snapshot.nodes = vec![a_node()];
@@ -205,6 +207,8 @@ fn a_request_shows_up_under_its_labels() {
     for line in [
         r#"baton_requests_total{model="smol",lane="batch",outcome="ok"} 1"#,
         r#"baton_requests_total{model="smol",lane="batch",outcome="queue_full"} 0"#,
+        r#"baton_key_refusals_total{limit="tokens_per_minute"} 1"#,
+        r#"baton_key_refusals_total{limit="requests_per_minute"} 0"#,
         r#"baton_ttft_seconds_bucket{le="0.15",lane="batch"} 1"#,
         r#"baton_stage_seconds_count{stage="egress",phase="ttft"} 1"#,
         r#"baton_stage_seconds_count{stage="egress",phase="rest"} 1"#,
@@ -299,6 +303,7 @@ fn every_slo_limit_is_an_edge() {
 fn the_closed_lists_of_the_table_are_those_that_are_counted() {
     let of = |metric: &Metric, label| metric.closed_values(label, ROLE).unwrap_or_default();
     assert_eq!(of(&table::SLO_BREACHES, "breach"), Breach::ALL.map(Breach::name));
+    assert_eq!(of(&table::KEY_REFUSALS, "limit"), OverLimit::NAMES);
     assert_eq!(of(&table::ITL_STALLS, "cause"), StallCause::ALL.map(StallCause::name));
     let text = new_metrics(MetricsConfig::default()).render();
     let slo = &read(&text)["baton_slo_breaches"];

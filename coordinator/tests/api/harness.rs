@@ -119,6 +119,8 @@ pub struct Recorded {
     pub ended: Mutex<Vec<Ended>>,
     pub gaps: Mutex<u32>,
     pub panics: Mutex<u32>,
+    /// The limits of keys that refused a request.
+    pub key_refusals: Mutex<Vec<&'static str>>,
     /// How many are in each stage of the edge that any has ever been in.
     pub in_stages: Mutex<BTreeMap<Stage, i32>>,
 }
@@ -153,6 +155,9 @@ impl EdgeMetrics for Recorded {
     }
     fn handler_panicked(&self) {
         *self.panics.lock().unwrap() += 1;
+    }
+    fn key_refused(&self, limit: &'static str) {
+        self.key_refusals.lock().unwrap().push(limit);
     }
     fn render(&self) -> String {
         "baton_test 1\n# EOF\n".to_owned()

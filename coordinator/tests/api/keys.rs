@@ -69,6 +69,11 @@ impl Guarded {
         format!("Bearer {}", self.secrets[place].text())
     }
 
+    /// The limits that refused a request, in their order.
+    fn refused_by(&self) -> Vec<&'static str> {
+        self.server.metrics.key_refusals.lock().unwrap().clone()
+    }
+
     async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         let body = json!({"model": MODEL, "prompt": "abc"}).to_string();
         let body = if method == "POST" { body.as_bytes() } else { b"" };
@@ -221,6 +226,7 @@ async fn a_key_has_as_many_requests_as_its_limit_says() {
         "{wait} s until a 24th of a minute's worth is there"
     );
     assert_eq!(guarded.server.submitted(), 2);
+    assert_eq!(guarded.refused_by(), ["requests_per_minute"]);
 }
 
 #[tokio::test]
@@ -234,6 +240,7 @@ async fn a_key_pays_for_the_tokens_of_prompt_and_answer() {
     let second = guarded.complete().await;
     assert_is(&second, (429, "rate_limit_exceeded"));
     assert!(second.text().contains("6 tokens a minute"), "{}", second.text());
+    assert_eq!(guarded.refused_by(), ["tokens_per_minute"]);
 }
 
 #[tokio::test]
@@ -285,6 +292,7 @@ async fn an_open_request_takes_a_place_until_its_client_has_left() {
     until(|| (guarded.server.submitted() == 1).then_some(())).await;
     let second = guarded.complete().await;
     assert_is(&second, (429, "rate_limit_exceeded"));
+    assert_eq!(guarded.refused_by(), ["concurrent_requests"]);
     open.abort();
     until(|| (!guarded.server.heard.lock().unwrap().cancelled.is_empty()).then_some(())).await;
     let bearer = guarded.bearer(Scope::Inference);
