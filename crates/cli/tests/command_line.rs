@@ -70,6 +70,24 @@ fn a_failure_is_json_where_the_result_would_have_been() {
     assert!(text(&plain.stderr).starts_with("error: "), "{plain:?}");
 }
 
+/// The default model is not in the empty cache, and without Python it could not be fetched.
+#[test]
+fn a_plan_of_a_comparison_fetches_no_model() {
+    let cache = tempfile::tempdir().expect("a folder");
+    let output = Command::new(env!("CARGO_BIN_EXE_baton"))
+        .args(["compare", "--untuned", "--plan-only"])
+        .env("BATON_CACHE_DIR", cache.path())
+        .env("BATON_PYTHON", "/no/such/python")
+        .env_remove("BATON_TRACES")
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(said.contains("smollm2-135m"), "{said}");
+    let kept = std::fs::read_dir(cache.path()).expect("the folder").count();
+    assert_eq!(kept, 0, "{said}");
+}
+
 /// As `baton certs init .. | head -1` with a reader that is gone before the first line.
 #[test]
 fn certificates_are_made_whoever_reads_their_names() {

@@ -82,7 +82,7 @@ pub struct CompareArgs {
     /// Leave every arm at the nodes' defaults, for a first look. There is no verdict then: an arm may lose by a bad setting.
     #[arg(long, conflicts_with_all = ["tuning", "save_tuning"])]
     pub(super) untuned: bool,
-    /// Print what would run and how long it takes, and run nothing.
+    /// Print what would run and how long it takes. Nothing is run, and no model is fetched.
     #[arg(long)]
     pub(super) plan_only: bool,
     /// Write report.html, report.md, report.csv and report.json into this folder.

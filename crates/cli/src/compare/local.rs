@@ -1,6 +1,7 @@
 //! A comparison on this machine: costs, knee, tuning, measured runs, verdict. Each run has fresh processes on their own cores.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -26,6 +27,7 @@ use super::traffic::{TYPICAL, Traffic};
 use super::tuning::{ArmSweep, Sweeps};
 use crate::date::today;
 use crate::exit::{Exit, ExitError, WithExit};
+use crate::model::{ResolvedModel, find, resolve, with_exit};
 use crate::terminal::say;
 
 const MODEL: &str = "smollm2-135m";
@@ -48,6 +50,8 @@ struct Prepared {
 /// What is known before anything runs.
 struct Plan {
     machine: Machine,
+    /// Only `--plan-only` goes on without the model. The path of the machine's model is then what the user called it.
+    is_model_here: bool,
     arms: Vec<ArmName>,
     traffic: Vec<Traffic>,
     stored: Option<Sweeps>,
@@ -109,8 +113,7 @@ impl Plan {
     fn make(args: &CompareArgs) -> anyhow::Result<Self> {
         // A model may take minutes to fetch. What is wrong with the traffic is said before.
         let traffic = args.traffic()?;
-        let name = args.model.as_deref().unwrap_or(MODEL);
-        let model = crate::model::resolve(name).map_err(|error| ExitError::new(error.exit(), error.into()))?;
+        let (model, is_model_here) = model(args)?;
         let executable =
             std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
         let machine = Machine {
@@ -160,6 +163,7 @@ impl Plan {
         let time = TimePlan::new(counts, args.run_max(), args.limit()).exit(Exit::Usage)?;
         Ok(Self {
             machine,
+            is_model_here,
             arms,
             traffic,
             stored,
@@ -175,8 +179,12 @@ impl Plan {
             Some(stored) => format!("\n  tuning: the stored sweep of {}, of {}", stored.date, stored.traffic),
             None => String::new(),
         };
+        let fetch = match self.is_model_here {
+            true => "",
+            false => ", which is not on this machine: it is fetched before the runs",
+        };
         format!(
-            "baton compare: {} on {} cores ({})\n  shapes: {}\n  order: {}, {} repeats, fresh processes for each run{tuning}\n{}",
+            "baton compare: {} on {} cores ({}{fetch})\n  shapes: {}\n  order: {}, {} repeats, fresh processes for each run{tuning}\n{}",
             names.join(", "),
             self.machine.node_cores(),
             self.machine.model.display(),
@@ -391,6 +399,27 @@ impl Plan {
         }
         environment
     }
+}
+
+/// The model of the nodes, and whether it is on this machine. It is fetched if it is not, except for `--plan-only`, which runs nothing.
+///
+/// # Errors
+/// There is no such model, it cannot be fetched, or a stored sweep cannot be compared with a model that is not here.
+fn model(args: &CompareArgs) -> anyhow::Result<(ResolvedModel, bool)> {
+    let asked = args.model.as_deref().unwrap_or(MODEL);
+    if !args.plan_only {
+        return Ok((resolve(asked).map_err(with_exit)?, true));
+    }
+    let found = find(asked).map_err(with_exit)?;
+    if found.is_none() && args.tuning.is_some() {
+        let error = anyhow::anyhow!(
+            "{asked} is not on this machine, so nobody knows whether the sweep of --tuning is of this model: run `baton model pull {asked}` first, or leave out --tuning"
+        );
+        return Err(ExitError::new(Exit::Usage, error).into());
+    }
+    let is_here = found.is_some();
+    let path = found.map_or_else(|| PathBuf::from(asked), |found| found.path);
+    Ok((ResolvedModel { path, name: None }, is_here))
 }
 
 /// The threshold of a conditional arm comes from them, and without given rates the search of the knee begins there.
