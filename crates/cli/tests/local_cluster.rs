@@ -178,7 +178,7 @@ async fn the_binary_says_what_is_wrong_and_exits_as_documented() {
         (&["up", "--listen", "nowhere"], 2, "HOST:PORT"),
         (
             &["up", "--listen", "127.0.0.1:0", "--model", "/no/such/model.gguf"],
-            1,
+            2,
             "/no/such/model.gguf",
         ),
         (&["up", "--listen", "127.0.0.1:0", "--kernel", "abacus"], 2, "abacus"),

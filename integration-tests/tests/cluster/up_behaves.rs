@@ -234,7 +234,7 @@ async fn a_damaged_model_file_is_refused_by_name() {
     );
     assert_says(
         &refused(&["up", "--model", "/nonexistent/model.gguf"]).await,
-        1,
+        2,
         &["/nonexistent/model.gguf"],
     );
 }

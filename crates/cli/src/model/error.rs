@@ -88,7 +88,7 @@ impl PullError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             PullError::Interrupted => Exit::Interrupted,
-            PullError::UnknownModel { .. } => Exit::Usage,
+            PullError::UnknownModel { .. } | PullError::NoSuchFile { .. } => Exit::Usage,
             PullError::Hub(error) if error.is_usage() => Exit::Usage,
             _ => Exit::Failure,
         }

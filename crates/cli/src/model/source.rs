@@ -136,6 +136,7 @@ pub fn resolve(model: &str) -> Result<ResolvedModel, PullError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::Exit;
 
     #[test]
     fn a_model_is_a_path_a_short_name_or_a_name_on_the_hub() {
@@ -154,7 +155,9 @@ mod tests {
             );
         }
         for path in ["/nonexistent/x.gguf", "./org", "org/name.gguf", "a/b/c", "x.gguf"] {
-            assert!(matches!(Source::of(path), Err(PullError::NoSuchFile { .. })), "{path}");
+            let error = Source::of(path).expect_err("no such file");
+            assert!(matches!(error, PullError::NoSuchFile { .. }), "{path}");
+            assert_eq!(error.exit(), Exit::Usage, "{path}");
         }
         assert!(matches!(Source::of("gpt-17"), Err(PullError::UnknownModel { name }) if name == "gpt-17"));
     }
