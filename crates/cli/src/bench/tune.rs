@@ -28,7 +28,7 @@ use crate::topology::Topology;
 
 const EXAMPLES: &str = "\
 Examples:
-  baton bench tune --rate 4                            all knobs on 1p1d with smollm2-135m
+  baton bench tune --rate 4                            step budget and sequences of 1p1d with smollm2-135m
   baton bench tune --topology 2c --rate 4 --try-max-num-batched-tokens 64,128,256,512
   baton bench tune --engine stand-in --rate 20 --out tuning
 First each value of max_num_batched_tokens is tried, with mixed_step_tokens the same, then, with the best of them, each value of
