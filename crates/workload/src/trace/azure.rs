@@ -90,13 +90,16 @@ fn three_numbers(text: &str, between: char) -> Option<[u64; 3]> {
     parts.next().is_none().then_some(numbers)
 }
 
-/// Days since the first day of the year 1, in the Gregorian calendar.
+/// Days since the first day of the year 1, in the Gregorian calendar. `None`: the calendar has no such day.
 fn days(year: u64, month: u64, day: u64) -> Option<u64> {
     const BEFORE_MONTH: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
-    let before_month = BEFORE_MONTH.get(usize::try_from(month.checked_sub(1)?).ok()?)?;
+    const OF_MONTH: [u64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let at = usize::try_from(month.checked_sub(1)?).ok()?;
+    let (before_month, of_month) = (BEFORE_MONTH.get(at)?, OF_MONTH.get(at)?);
     let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let years = year.checked_sub(1)?;
-    if !(1..=31).contains(&day) {
+    let longest = of_month + u64::from(is_leap && month == 2);
+    if !(1..=longest).contains(&day) {
         return None;
     }
     let leap_day = u64::from(is_leap && month > 2);
@@ -128,6 +131,21 @@ mod tests {
         assert_eq!(days(2024, 3, 1).zip(days(2024, 2, 28)).map(|(a, b)| a - b), Some(2));
         assert_eq!(days(2100, 3, 1).zip(days(2100, 2, 28)).map(|(a, b)| a - b), Some(1));
         assert_eq!(days(2024, 13, 1), None);
+    }
+
+    #[test]
+    fn days_that_the_calendar_does_not_have_are_refused() {
+        assert!(days(2024, 2, 29).is_some() && days(2000, 2, 29).is_some() && days(2023, 12, 31).is_some());
+        for (year, month, day) in [
+            (2023, 2, 29),
+            (2100, 2, 29),
+            (2024, 2, 30),
+            (2023, 4, 31),
+            (2023, 11, 31),
+            (2023, 1, 0),
+        ] {
+            assert_eq!(days(year, month, day), None, "{year}-{month}-{day}");
+        }
     }
 
     #[test]
