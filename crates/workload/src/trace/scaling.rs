@@ -5,7 +5,11 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 
+use super::reading::TIME_NS_MAX;
 use super::{Trace, TraceRequest, block_count};
+
+/// The longest time that the readers of traces take, too. A clock cannot hold every `Duration`.
+const TIME_MAX: Duration = Duration::from_nanos(TIME_NS_MAX);
 
 /// What is done to a trace, in the order of the fields. `Scaling::default()` changes nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +64,10 @@ pub enum ScalingError {
     RateFactor { factor: f64 },
     #[error("a context of {context_tokens_max} tokens has no room for a prompt and an answer. It has at least 2")]
     Context { context_tokens_max: u32 },
+    #[error(
+        "with a rate factor of {factor} a request would come after more than 100 years: give a higher factor or fewer requests"
+    )]
+    TooLate { factor: f64 },
     #[error("nothing is left of the trace: no request comes within the duration, or the number of requests is 0")]
     NothingLeft,
 }
@@ -96,6 +104,10 @@ impl Scaling {
         }
         if requests.is_empty() {
             return Err(ScalingError::NothingLeft);
+        }
+        if requests.iter().any(is_too_late) {
+            let factor = self.rate_factor;
+            return Err(ScalingError::TooLate { factor });
         }
         let mut shortened = 0;
         for request in &mut requests {
@@ -177,12 +189,17 @@ fn spread_steps(requests: &mut [TraceRequest], spread: StepSpread) {
     }
 }
 
-/// Saturates at the longest time, which the readers' limit and any sensible factor keep far away.
+/// Saturates at the longest time, which [`Scaling::apply`] refuses.
 fn divided(time: Duration, factor: f64) -> Duration {
     match factor == 1.0 {
         true => time,
         false => Duration::try_from_secs_f64(time.as_secs_f64() / factor).unwrap_or(Duration::MAX),
     }
+}
+
+/// Whether the time of a request, or the time that its user thinks before it, is too long for a clock.
+fn is_too_late(request: &TraceRequest) -> bool {
+    request.at > TIME_MAX || request.conversation.is_some_and(|turn| turn.think_time > TIME_MAX)
 }
 
 fn rounded(tokens: u32, divisor: u32) -> u32 {
@@ -206,6 +223,7 @@ mod tests {
     use proptest::prelude::*;
     use serving_core::request::Lane;
 
+    use super::super::Turn;
     use super::super::facts::TraceFacts;
     use super::*;
 
@@ -295,6 +313,43 @@ mod tests {
             ..usual()
         });
         assert_eq!(nothing, ScalingError::NothingLeft);
+    }
+
+    #[test]
+    fn times_after_more_than_a_century_are_refused_unless_they_are_cut_off() {
+        let trace = trace(vec![request(0, 1_000, 10), request(1_000, 1_000, 10)]);
+        let slow = |rate_factor, requests_max| Scaling {
+            rate_factor,
+            requests_max,
+            ..Scaling::default()
+        };
+        for factor in [1e-300, 1e-10] {
+            let error = slow(factor, None)
+                .apply(&trace)
+                .expect_err("a second becomes centuries");
+            assert_eq!(error, ScalingError::TooLate { factor });
+            assert!(
+                slow(factor, Some(1)).apply(&trace).is_ok(),
+                "the first one comes at once"
+            );
+        }
+        assert!(slow(1e-9, None).apply(&trace).is_ok(), "31 years");
+    }
+
+    #[test]
+    fn a_user_who_would_think_for_more_than_a_century_is_refused() {
+        let mut turn = request(0, 1_000, 10);
+        turn.conversation = Some(Turn {
+            conversation: 0,
+            turn: 1,
+            think_time: Duration::from_secs(1),
+        });
+        let slow = Scaling {
+            rate_factor: 1e-300,
+            ..Scaling::default()
+        };
+        let error = slow.apply(&trace(vec![turn])).expect_err("a second becomes centuries");
+        assert_eq!(error, ScalingError::TooLate { factor: 1e-300 });
     }
 
     proptest! {
