@@ -82,6 +82,18 @@ async fn a_server_that_dies_takes_no_row_with_it() {
     assert!(is_there("row-A-cold.json") && is_there("interpretation.md") && !is_there("row-A-warm.json"));
 }
 
+/// Each row and cache has one file. The rows of `matrix` are A and B.
+#[tokio::test]
+async fn a_row_or_a_cache_that_is_named_twice_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server().await;
+    for twice in [["--rows", "a"], ["--cache", "cold,cold"]] {
+        let (code, words) = matrix(&server, folder.path(), &twice).await;
+        assert_eq!(code, Some(2), "{twice:?}: {words}");
+        assert!(!folder.path().join("matrix").exists(), "{twice:?}: {words}");
+    }
+}
+
 #[tokio::test]
 async fn a_matrix_is_a_folder_that_explains_itself() {
     let folder = tempfile::tempdir().expect("a folder");

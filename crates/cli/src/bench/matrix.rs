@@ -141,6 +141,7 @@ struct Measured {
 
 pub fn run(args: &MatrixArgs) -> anyhow::Result<Exit> {
     let judge = args.judge.read()?;
+    check(args).exit(Exit::Usage)?;
     let (measured, end) = until_interrupted(async |stop| rows(args, &judge, stop).await)?;
     let points: Vec<Point> = measured.iter().map(|measured| measured.point.clone()).collect();
     // A file that cannot be written must not take what was measured with it.
@@ -156,6 +157,19 @@ pub fn run(args: &MatrixArgs) -> anyhow::Result<Exit> {
         End::Cut => Ok(Exit::Interrupted),
         End::Broken(error) => Err(error),
     }
+}
+
+/// The records of the second of two equal rows would be written over those of the first.
+fn check(args: &MatrixArgs) -> anyhow::Result<()> {
+    let rows: Vec<String> = args.rows.iter().map(|row| row.letter()).collect();
+    let caches: Vec<String> = args.cache.iter().map(|cache| cache.name().to_owned()).collect();
+    for (flag, names) in [("--rows", rows), ("--cache", caches)] {
+        let twice = names.iter().enumerate().find(|(at, name)| names[..*at].contains(*name));
+        if let Some((_, name)) = twice {
+            anyhow::bail!("{flag} names {name} twice: name it once. More --num-prompts measure it longer");
+        }
+    }
+    Ok(())
 }
 
 /// Every row must meet the contract.
