@@ -73,12 +73,12 @@ pub struct SweepArgs {
     /// Requests of each run; of a trace, at most as many as it has. A rate gets more of them when they would take less than --seconds.
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     num_prompts: u32,
-    /// The shortest run of a rate. Its first and last tenth are not measured.
-    #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = positive)]
-    seconds: f64,
-    /// 1 is a Poisson process, below 1 is burstier.
-    #[arg(long, default_value_t = 1.0, value_name = "SHAPE", value_parser = positive)]
-    burstiness: f64,
+    /// The shortest run of a rate, whose first and last tenth are not measured [default: 10]. Only with --rates or --find-knee.
+    #[arg(long, value_name = "SECONDS", value_parser = positive)]
+    seconds: Option<f64>,
+    /// 1 is a Poisson process, below 1 is burstier [default: 1]. Only with --rates or --find-knee: the requests of users have no times.
+    #[arg(long, value_name = "SHAPE", value_parser = positive)]
+    burstiness: Option<f64>,
     /// What you expect, stored with the result.
     #[arg(long, value_name = "TEXT")]
     hypothesis: Option<String>,
@@ -153,6 +153,13 @@ fn check(args: &SweepArgs) -> anyhow::Result<()> {
         "{} change at once, so the result would not say which of them mattered; change one, or say --force",
         turned.join(" and ")
     );
+    let has_rates = args.find_knee.is_some() || !args.rates.is_empty();
+    for (flag, given) in [("--seconds", args.seconds), ("--burstiness", args.burstiness)] {
+        anyhow::ensure!(
+            has_rates || given.is_none(),
+            "{flag} is for rates, and this sweep has users, who send a request when the answer before it has ended: leave it out, or give --rates or --find-knee"
+        );
+    }
     anyhow::ensure!(
         (0.0..=1.0).contains(&args.attainment),
         "--attainment is a share, 0 to 1"

@@ -245,6 +245,16 @@ fn two_knobs_need_force_and_conflicts_are_refused() {
     assert!(checked(&["--find-knee", "2", "--random-output-len", "1,2"]).is_err());
     // A search takes the first length only, so the others would be passed over.
     assert!(checked(&["--find-knee", "2", "--random-output-len", "1,2", "--force"]).is_err());
+    // Users send when their answer has ended, so these flags would be passed over.
+    for of_rates in [["--burstiness", "0.3"], ["--seconds", "30"]] {
+        for users in [&["--users", "1,5"][..], &[]] {
+            let error = checked(&[&of_rates[..], users].concat()).expect_err("no rates");
+            assert!(error.to_string().contains(of_rates[0]), "{error}");
+        }
+        for rates in [["--rates", "1,2"], ["--find-knee", "2"]] {
+            assert!(checked(&[&of_rates[..], &rates[..]].concat()).is_ok(), "{of_rates:?}");
+        }
+    }
     assert!(Cli::try_parse_from(["sweep", "--users", "1", "--rates", "2"]).is_err());
     assert!(Cli::try_parse_from(["sweep", "--rates", "0"]).is_err());
 }

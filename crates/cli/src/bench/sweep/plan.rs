@@ -14,6 +14,10 @@ use crate::exit::{Exit, WithExit as _};
 
 /// Of one run, as --num-prompts has it.
 const REQUESTS_MAX: u32 = 1_000_000;
+/// The shortest run of a rate, as the help of --seconds has it.
+const SECONDS: f64 = 10.0;
+/// The burstiness of a Poisson process, as the help of --burstiness has it.
+const POISSON: f64 = 1.0;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Load {
@@ -116,7 +120,9 @@ impl Setting {
         let requests = match self.load {
             Load::Users(_) => args.num_prompts,
             Load::Rate(rate) => {
-                let requests = (rate * args.seconds).ceil().min(f64::from(REQUESTS_MAX));
+                let requests = (rate * args.seconds.unwrap_or(SECONDS))
+                    .ceil()
+                    .min(f64::from(REQUESTS_MAX));
                 args.num_prompts.max(requests as u32)
             }
         };
@@ -124,7 +130,7 @@ impl Setting {
             Load::Users(_) => Arrivals::AtOnce,
             Load::Rate(rate) => Arrivals::Gamma {
                 rate: Rate::Fixed(rate),
-                burstiness: args.burstiness,
+                burstiness: args.burstiness.unwrap_or(POISSON),
             },
         };
         let trace = self.trace(args, requests).exit(Exit::Usage)?;
