@@ -29,7 +29,7 @@ const EXAMPLE_SEED: u64 = 1;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ReportArgs {
-    /// The JSON of `baton compare`, or of one run.
+    /// The JSON of `baton compare`, of one run, or of a row of `baton bench matrix`.
     #[arg(required_unless_present = "example")]
     pub file: Option<PathBuf>,
     /// The folder for report.html, report.md, report.csv and report.json; it is made when it is missing.
@@ -81,6 +81,25 @@ pub fn write(report: &Report, folder: &Path) -> anyhow::Result<()> {
 struct Kind {
     shapes: Option<IgnoredAny>,
     records: Option<IgnoredAny>,
+    run: Option<IgnoredAny>,
+}
+
+/// A row of `baton bench matrix`: a run, and what was expected of it.
+#[derive(Deserialize)]
+struct Row {
+    run: Run,
+    hypothesis: Option<String>,
+}
+
+impl Row {
+    /// The run with the row's hypothesis, where a report looks for it.
+    fn into_run(self) -> Run {
+        let mut run = self.run;
+        if let Some(hypothesis) = self.hypothesis {
+            run.environment.insert("hypothesis".to_owned(), hypothesis.into());
+        }
+        run
+    }
 }
 
 fn read(path: &Path, args: &ReportArgs) -> anyhow::Result<Report> {
@@ -105,11 +124,16 @@ fn parse(text: &[u8], args: &ReportArgs) -> anyhow::Result<Report> {
             serde_json::from_slice(text).context("it has `shapes`, but is not a comparison")?;
         return Ok(Report::of_comparison(comparison));
     }
-    anyhow::ensure!(
-        kind.records.is_some(),
-        "it has neither `shapes`, as a comparison has, nor `records`, as a run has; give the report.json of `baton compare`, or what `baton bench run --run-json` wrote"
-    );
-    let run: Run = serde_json::from_slice(text).context("it has `records`, but is not a run")?;
+    let run: Run = match (kind.run.is_some(), kind.records.is_some()) {
+        (true, _) => {
+            let row: Row = serde_json::from_slice(text).context("it has `run`, but that is not a run")?;
+            row.into_run()
+        }
+        (false, true) => serde_json::from_slice(text).context("it has `records`, but is not a run")?,
+        (false, false) => anyhow::bail!(
+            "it has neither `shapes`, as a comparison has, nor `records` or `run`, as a run has; give the report.json of `baton compare`, what `baton bench run --run-json` wrote, or a row of `baton bench matrix`"
+        ),
+    };
     let frame = RunFrame {
         slo: Slo {
             name: "custom".to_owned(),
@@ -179,10 +203,23 @@ mod tests {
     }
 
     #[test]
+    fn a_row_of_a_matrix_is_a_run_with_its_hypothesis() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = dir.path().join("row-A-cold.json");
+        let comparison = synthetic::comparison(EXAMPLE_SEED);
+        let measured = &comparison.shapes[0].runs[0].run;
+        let row = serde_json::json!({"row": "A", "hypothesis": "bound by prefill", "run": measured});
+        std::fs::write(&file, row.to_string()).expect("written");
+        run(&args(&file, dir.path())).expect("a run");
+        let html = std::fs::read_to_string(dir.path().join("report.html")).expect("a file");
+        assert!(html.contains("<h1>One run, not a comparison</h1>") && html.contains("bound by prefill"));
+    }
+
+    #[test]
     fn other_files_are_refused_with_the_reason() {
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("x.json");
-        for text in ["", "[1]", "{}", "{\"shapes\": 3}", "{\"records\": []}"] {
+        for text in ["", "[1]", "{}", "{\"shapes\": 3}", "{\"records\": []}", "{\"run\": {}}"] {
             std::fs::write(&file, text).expect("written");
             let error = run(&args(&file, dir.path())).expect_err("refused");
             assert_eq!(crate::exit::of(&error), Exit::Usage, "{text}");
