@@ -62,18 +62,23 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<Exit> {
 /// The folder or a file cannot be written, or a figure is not finite.
 pub fn write(report: &Report, folder: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let json = report.json().context("the comparison cannot be written as JSON")?;
     let files = [
         ("report.html", report.html()),
         ("report.md", report.markdown()),
         ("report.csv", report.csv()),
-        ("report.json", json),
     ];
-    for (name, text) in files {
+    let write = |name: &str, text: String| {
         let path = folder.join(name);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    for (name, text) in files {
+        write(name, text)?;
     }
-    Ok(())
+    // A figure that JSON does not have must not take the other files with it.
+    write(
+        "report.json",
+        report.json().context("the comparison cannot be written as JSON")?,
+    )
 }
 
 /// The members that tell a comparison from a run.

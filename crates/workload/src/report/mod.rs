@@ -35,6 +35,17 @@ pub struct RunFrame {
     pub command: String,
 }
 
+/// Why a report has no JSON. Its other files can be made.
+#[derive(Debug, thiserror::Error)]
+pub enum JsonError {
+    #[error(
+        "`{member}` is {value}, which is a fault of baton: JSON has no such number, so no report could be made of it again"
+    )]
+    NotFinite { member: &'static str, value: f64 },
+    #[error(transparent)]
+    Serde(#[from] serde_json::Error),
+}
+
 impl Report {
     pub fn of_comparison(comparison: Comparison) -> Report {
         Report {
@@ -109,9 +120,12 @@ impl Report {
     /// Everything, for [`crate::comparison::Comparison`]'s readers. It is what a report can be made of again.
     ///
     /// # Errors
-    /// A figure is not finite: JSON has no such number.
-    pub fn json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string(&self.comparison)
+    /// A figure is not finite. JSON has no such number: serde_json would write `null`, of which no report can be made.
+    pub fn json(&self) -> Result<String, JsonError> {
+        if let Some((member, value)) = not_finite(&self.comparison) {
+            return Err(JsonError::NotFinite { member, value });
+        }
+        Ok(serde_json::to_string(&self.comparison)?)
     }
 
     fn title(&self) -> String {
@@ -140,6 +154,43 @@ impl Report {
             comparison.command
         )
     }
+}
+
+/// A figure that is not finite, with the name of its member.
+fn not_finite(comparison: &Comparison) -> Option<(&'static str, f64)> {
+    let slo = &comparison.slo;
+    let limits = [("ttft_ms_max", slo.ttft_ms_max), ("itl_ms_max", slo.itl_ms_max)];
+    let prices = comparison.arms.iter().filter_map(|arm| arm.resources.price_per_hour);
+    let points = comparison.arms.iter().flat_map(|arm| &arm.tuning).flat_map(|point| {
+        [
+            ("goodput", point.goodput),
+            ("ttft_ms_p99", point.ttft_ms_p99),
+            ("itl_ms_p99", point.itl_ms_p99),
+        ]
+    });
+    let contrasts = comparison.shapes.iter().flat_map(|shape| &shape.contrasts);
+    let contrasts = contrasts.flat_map(|contrast| {
+        [
+            ("load", contrast.load),
+            ("baseline_value", contrast.baseline_value),
+            ("candidate_value", contrast.candidate_value),
+            ("ratio", contrast.ratio),
+            ("ratio_low", contrast.ratio_low),
+            ("ratio_high", contrast.ratio_high),
+        ]
+    });
+    let runs = || comparison.shapes.iter().flat_map(|shape| &shape.runs);
+    let servers = runs()
+        .flat_map(|run| &run.run.records)
+        .filter_map(|record| record.server.as_ref());
+    let times = servers.flat_map(|server| {
+        let stages = server.stages.iter().map(|(_, ms)| ("stages", *ms));
+        stages.chain(server.kv_transfer_ms.map(|ms| ("kv_transfer_ms", ms)))
+    });
+    let figures = limits.into_iter().chain(prices.map(|price| ("price_per_hour", price)));
+    let figures = figures.chain(points).chain(contrasts).chain(times);
+    let mut figures = figures.chain(runs().map(|run| ("offered", run.run.offered)));
+    figures.find(|(_, value)| !value.is_finite())
 }
 
 #[cfg(test)]

@@ -106,6 +106,30 @@ fn the_same_comparison_gives_the_same_bytes_and_can_be_read_again() {
     assert!(again.html() == report.html() && again.markdown() == report.markdown() && again.csv() == report.csv());
 }
 
+/// serde_json writes null for such a number, and null is no figure.
+#[test]
+fn a_figure_that_is_not_finite_is_an_error_and_no_json_that_cannot_be_read() {
+    let mut comparison = made_up();
+    comparison.shapes.remove(0);
+    let spoils: [fn(&mut Comparison); 5] = [
+        |comparison| comparison.slo.itl_ms_max = f64::INFINITY,
+        |comparison| comparison.arms[0].tuning[0].goodput = f64::NAN,
+        |comparison| comparison.shapes[0].contrasts[0].ratio_high = f64::INFINITY,
+        |comparison| comparison.shapes[0].runs[0].run.offered = f64::NAN,
+        |comparison| {
+            let records = &mut comparison.shapes[0].runs[0].run.records;
+            let server = records.iter_mut().find_map(|record| record.server.as_mut());
+            server.expect("a record of a server").kv_transfer_ms = Some(f64::NAN);
+        },
+    ];
+    for (at, spoil) in spoils.into_iter().enumerate() {
+        let mut spoilt = comparison.clone();
+        spoil(&mut spoilt);
+        let made = Report::of_comparison(spoilt).json();
+        assert!(matches!(made, Err(JsonError::NotFinite { .. })), "{at}: {made:?}");
+    }
+}
+
 #[test]
 fn a_missing_field_of_the_fairness_list_is_an_alert_and_forbids_the_verdict() {
     let mut comparison = made_up();
