@@ -101,9 +101,12 @@ async fn a_file_that_cannot_be_written_takes_nothing_with_it() {
     let server = scripted().await;
     let folder = tempfile::tempdir().expect("a folder");
     let csv = folder.path().join("run.csv");
+    // A folder has the name of the file.
+    let run_json = folder.path().join("run.json");
+    std::fs::create_dir(&run_json).expect("made");
     let flags = format!(
         "--num-prompts 2 --random-output-len 3 --run-json {} --csv {}",
-        folder.path().join("no/such/folder/run.json").display(),
+        run_json.display(),
         csv.display()
     );
     let output = bench(&server.url(), &flags).await;
@@ -114,6 +117,22 @@ async fn a_file_that_cannot_be_written_takes_nothing_with_it() {
     assert!(words.contains("cannot write") && words.contains("run.json"), "{words}");
     let lines = std::fs::read_to_string(csv).expect("the table");
     assert_eq!(lines.lines().count(), 3, "{lines}");
+}
+
+/// What was measured would be lost.
+#[tokio::test]
+async fn a_file_without_a_folder_is_refused_before_the_run() {
+    let server = scripted().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    for flag in ["--run-json", "--csv"] {
+        let file = folder.path().join("no/such/folder/file");
+        let flags = format!("--num-prompts 2 --random-output-len 3 {flag} {}", file.display());
+        let output = bench(&server.url(), &flags).await;
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(words.contains(flag) && words.contains("no/such/folder"), "{words}");
+    }
 }
 
 #[tokio::test]

@@ -46,6 +46,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
         // MLPerf Inference, Llama-2-70B interactive.
         args.output.goodput = vec![(Metric::Ttft, 450.0), (Metric::Tpot, 40.0)];
     }
+    check_folders(&args).exit(Exit::Usage)?;
     let judge = args.contract.judge(slo(&args))?;
     let traffic = traffic(&args.traffic, &args.pace).exit(Exit::Usage)?;
     let plan = plan(&args, &traffic).exit(Exit::Usage)?;
@@ -194,6 +195,26 @@ fn slo(args: &RunArgs) -> Slo {
         ttft_ms_max: of(Metric::Ttft).unwrap_or(CHAT.0),
         itl_ms_max: of(Metric::Itl).unwrap_or(CHAT.1),
     }
+}
+
+/// The figures of a run would be lost if their file turned out to have no folder when the run has ended.
+///
+/// # Errors
+/// A folder is not there.
+fn check_folders(args: &RunArgs) -> anyhow::Result<()> {
+    for (flag, file) in [("--run-json", &args.output.run_json), ("--csv", &args.output.csv)] {
+        let Some((file, folder)) = file.as_deref().and_then(|file| Some((file, file.parent()?))) else {
+            continue;
+        };
+        ensure!(
+            // A file name alone has an empty parent, which is the working directory.
+            Path::new(".").join(folder).is_dir(),
+            "cannot write {flag} {}: there is no folder {}. Make it first",
+            file.display(),
+            folder.display()
+        );
+    }
+    Ok(())
 }
 
 /// # Errors
