@@ -28,15 +28,28 @@ pub(super) fn samples(run: &Run, metric: Metric) -> Samples {
 pub(super) fn request_goodput(run: &Run, limits: &[(Metric, f64)]) -> f64 {
     let seconds = run.measured.as_secs_f64();
     match seconds > 0.0 {
-        true => good(run, limits) as f64 / seconds,
+        true => good(run, limits).count() as f64 / seconds,
         false => 0.0,
     }
 }
 
-/// How many requests kept all limits. Only those with a whole answer can. One token alone has no gap, so it keeps them; several tokens
-/// whose gaps nobody knows do not, as in `RequestRecord::met`.
-fn good(run: &Run, limits: &[(Metric, f64)]) -> usize {
-    let keeps = |record: &RequestRecord, metric| match metric {
+/// Tokens of the requests that kept all limits.
+pub(super) fn accepted_tokens(run: &Run, limits: &[(Metric, f64)]) -> u64 {
+    good(run, limits).map(|record| u64::from(record.output_tokens)).sum()
+}
+
+/// The requests that kept all limits. Only those with a whole answer can.
+fn good<'a>(run: &'a Run, limits: &'a [(Metric, f64)]) -> impl Iterator<Item = &'a RequestRecord> {
+    completed(run).filter(move |record| {
+        let kept = |(metric, limit): &(Metric, f64)| judged(record, *metric).is_some_and(|value| value <= *limit);
+        limits.iter().all(kept)
+    })
+}
+
+/// The value of a request that a limit is for. One token alone has no gap, so it keeps every limit of gaps; several tokens whose gaps nobody
+/// knows keep none, as in `RequestRecord::met`.
+fn judged(record: &RequestRecord, metric: Metric) -> Option<f64> {
+    match metric {
         Metric::Ttft => record.ttft_ms(),
         // One token has no TPOT, in however many events it came.
         Metric::Tpot => record.tpot_ms().or((record.output_tokens <= 1).then_some(0.0)),
@@ -44,12 +57,7 @@ fn good(run: &Run, limits: &[(Metric, f64)]) -> usize {
             .percentile(ITL_PERCENT)
             .or(record.has_one_token().then_some(0.0)),
         Metric::E2el => Some(record.e2e_ms()),
-    };
-    let is_good = |record: &&RequestRecord| {
-        let kept = |(metric, limit): &(Metric, f64)| keeps(record, *metric).is_some_and(|value| value <= *limit);
-        limits.iter().all(kept)
-    };
-    completed(run).filter(is_good).count()
+    }
 }
 
 #[cfg(test)]
@@ -66,12 +74,12 @@ mod tests {
         let held_back = record(2, &[900.0; 64]);
         let unknown = run("a", vec![whole, held_back]);
         for metric in [Metric::Itl, Metric::Tpot] {
-            assert_eq!(good(&unknown, &[(metric, 50.0)]), 0, "{metric:?}");
+            assert_eq!(good(&unknown, &[(metric, 50.0)]).count(), 0, "{metric:?}");
         }
-        assert_eq!(good(&unknown, &[(Metric::Ttft, 1000.0)]), 2);
+        assert_eq!(good(&unknown, &[(Metric::Ttft, 1000.0)]).count(), 2);
         let mut known = run("b", vec![record(1, &[5.0]), record(2, &[5.0, 15.0, 15.0])]);
-        assert_eq!(good(&known, &[(Metric::Itl, 50.0), (Metric::Tpot, 50.0)]), 2);
+        assert_eq!(good(&known, &[(Metric::Itl, 50.0), (Metric::Tpot, 50.0)]).count(), 2);
         known.records[1].tokens[2] += Duration::from_millis(200);
-        assert_eq!(good(&known, &[(Metric::Itl, 50.0)]), 1);
+        assert_eq!(good(&known, &[(Metric::Itl, 50.0)]).count(), 1);
     }
 }

@@ -16,6 +16,7 @@ use workload::summary::Summary;
 
 use super::args::{Backend, Metric, RunArgs, Scenario};
 use super::assemble::RunWithTexts;
+use super::metrics::accepted_tokens;
 use super::plan::{Endpoint, LoadPlan, Observer, Pace, Server};
 use super::result_json::{Labels, result};
 use super::traffic::{Traffic, traffic};
@@ -37,8 +38,6 @@ const OWN_MEMBERS: [&str; 7] = [
     "stream_options",
     "ignore_eos",
 ];
-/// The limits of the chat profile, where the user gives none.
-const CHAT: (f64, f64) = (300.0, 50.0);
 
 pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
     let mut args = args.clone();
@@ -47,7 +46,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
         args.output.goodput = vec![(Metric::Ttft, 450.0), (Metric::Tpot, 40.0)];
     }
     check_folders(&args).exit(Exit::Usage)?;
-    let judge = args.contract.judge(slo(&args))?;
+    let judge = args.contract.judge(chat())?;
     let traffic = traffic(&args.traffic, &args.pace).exit(Exit::Usage)?;
     let plan = plan(&args, &traffic).exit(Exit::Usage)?;
     let done = until_interrupted(async |stop| watched(&args, &plan, stop).await)?;
@@ -69,7 +68,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
     };
     // A file that cannot be written must not take what was measured with it.
     let written = write_files(&args, &done, &labels);
-    let summary = Summary::of(&done.run, &judge.slo);
+    let summary = summary_of(&done.run, &args.output.goodput);
     let clauses = judge.clauses(&summary);
     if args.output.json {
         print_result(&format!("{}\n", result(&done.run, &done.texts, &args.output, &labels)))?;
@@ -176,25 +175,22 @@ fn seconds(value: f64, flag: &str) -> anyhow::Result<Duration> {
     Duration::try_from_secs_f64(value).with_context(|| format!("{flag} is a number of seconds"))
 }
 
-/// The limits of the summary.
-fn slo(args: &RunArgs) -> Slo {
-    let of = |wanted: Metric| {
-        args.output
-            .goodput
-            .iter()
-            .find(|(metric, _)| *metric == wanted)
-            .map(|(_, limit)| *limit)
-    };
+/// The limits by which requests are judged where the user gives none.
+fn chat() -> Slo {
     Slo {
-        name: if args.output.goodput.is_empty() {
-            "chat"
-        } else {
-            "custom"
-        }
-        .to_owned(),
-        ttft_ms_max: of(Metric::Ttft).unwrap_or(CHAT.0),
-        itl_ms_max: of(Metric::Itl).unwrap_or(CHAT.1),
+        name: "chat".to_owned(),
+        ttft_ms_max: 300.0,
+        itl_ms_max: 50.0,
     }
+}
+
+/// The summary, whose accepted tokens are those of the requests that kept all limits of `goodput`, or those of the chat profile without any.
+fn summary_of(run: &Run, goodput: &[(Metric, f64)]) -> Summary {
+    let mut summary = Summary::of(run, &chat());
+    if !goodput.is_empty() {
+        summary.accepted_tokens = accepted_tokens(run, goodput);
+    }
+    summary
 }
 
 /// The figures of a run would be lost if their file turned out to have no folder when the run has ended.
@@ -294,6 +290,19 @@ fn result_path(args: &RunArgs, done: &RunWithTexts, labels: &Labels<'_>) -> Path
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compare::test_kit::{record, run};
+
+    /// Of one request, whose tokens come every 45 ms, and of one, whose tokens come every 60 ms.
+    #[test]
+    fn accepted_tokens_are_judged_by_the_limits_that_were_given() {
+        let both = run("a", vec![record(0, &[100.0, 145.0, 190.0]), record(1, &[100.0, 160.0])]);
+        let accepted = |goodput: &[(Metric, f64)]| summary_of(&both, goodput).accepted_tokens;
+        assert_eq!(accepted(&[]), 3, "the chat profile");
+        assert_eq!(accepted(&[(Metric::Tpot, 40.0)]), 0);
+        assert_eq!(accepted(&[(Metric::Ttft, 450.0)]), 5, "nobody gave a limit of gaps");
+        assert_eq!(accepted(&[(Metric::Ttft, 450.0), (Metric::Tpot, 50.0)]), 3);
+        assert_eq!(accepted(&[(Metric::E2el, 170.0)]), 2);
+    }
 
     #[test]
     fn a_member_that_each_body_has_is_not_added_again() {
