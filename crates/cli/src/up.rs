@@ -283,10 +283,26 @@ async fn drain(cluster: &LocalCluster, signals: &mut Signals, stop: Stop, grace:
             Ok(stop.exit())
         }
         _ = signals.next() => {
+            // Those that are killed now do not end well either, and that says nothing.
+            let bad_end = cluster.first_bad_end(&[]);
             cluster.stop(Duration::ZERO).await;
+            cut_short(bad_end)
+        }
+    }
+}
+
+/// How a drain ends that was cut short. The status is that of Ctrl-C, also when a process had ended badly before: an error names it, and
+/// keeps the logs.
+fn cut_short(bad_end: Option<NodeExit>) -> anyhow::Result<Exit> {
+    match bad_end {
+        None => {
             say!("stopped at once");
             Ok(Exit::Interrupted)
         }
+        Some(exit) => Err(anyhow::anyhow!(
+            "stopped at once; before that, a process did not end well: {exit}"
+        ))
+        .exit(Exit::Interrupted),
     }
 }
 
@@ -353,7 +369,28 @@ fn observer(terminal: Terminal, started: Instant, is_quiet: bool) -> Observer {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
     use super::*;
+    use crate::local_cluster::ProcessKind;
+
+    #[test]
+    fn a_drain_that_is_cut_short_names_the_process_that_had_crashed() {
+        assert!(matches!(cut_short(None), Ok(Exit::Interrupted)));
+        let crashed = NodeExit {
+            name: "decode-0".to_owned(),
+            kind: ProcessKind::Decode,
+            pid: 1,
+            // The kernel's form of a signal: SIGABRT.
+            status: ExitStatus::from_raw(6),
+            last_lines: Vec::new(),
+        };
+        // `up` keeps the logs of a cluster that ends with an error.
+        let error = cut_short(Some(crashed)).expect_err("a process has crashed");
+        assert_eq!(crate::exit::of(&error), Exit::Interrupted);
+        assert!(error.to_string().contains("decode-0"), "{error}");
+    }
 
     #[test]
     fn a_port_in_use_and_a_word_that_is_no_address_are_told_apart() {

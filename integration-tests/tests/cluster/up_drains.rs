@@ -173,10 +173,36 @@ async fn a_second_ctrl_c_stops_at_once() -> anyhow::Result<()> {
 async fn a_process_that_dies_during_the_drain_is_a_failure_and_its_log_stays() -> anyhow::Result<()> {
     let _machine = lock_machine().await?;
     let up = Up::start("1p1d").await?;
+    let answer = drain_without_prefill(&up).await?;
+    // It ends with its client.
+    drop(answer);
+    let (status, said) = up.ended().await?;
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("prefill-0") && said.contains("signal: 9"), "{said}");
+    assert!(said.contains("the processes' logs are in"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_second_ctrl_c_keeps_the_log_of_a_process_that_had_died() -> anyhow::Result<()> {
+    let _machine = lock_machine().await?;
+    let up = Up::start("1p1d").await?;
+    let _answer = drain_without_prefill(&up).await?;
+    up.signal("INT").await?;
+    let (status, said) = up.ended().await?;
+    assert_eq!(status, Some(130), "{said}");
+    assert!(said.contains("prefill-0") && said.contains("signal: 9"), "{said}");
+    assert!(said.contains("the processes' logs are in"), "{said}");
+    Ok(())
+}
+
+/// Begins a drain and kills the prefill node. The answer that is returned goes on: it needs this node no longer.
+async fn drain_without_prefill(up: &Up) -> anyhow::Result<reqwest::Response> {
     let rows = up.ready["processes"].as_array().context("a list of processes")?;
     let prefill = rows.iter().find(|row| row["role"] == "prefill");
     let pid = prefill.and_then(|row| row["pid"].as_u64()).context("its pid")?;
-    let mut answer = stream(&up, 2000).await?;
+    let pid = u32::try_from(pid)?;
+    let mut answer = stream(up, 2000).await?;
     answer.chunk().await?.context("the answer starts")?;
     up.signal("TERM").await?;
     wait_until("the drain has begun", EXIT_WITHIN, || {
@@ -184,14 +210,9 @@ async fn a_process_that_dies_during_the_drain_is_a_failure_and_its_log_stays() -
         std::future::ready(if said.contains("draining") { Ok(()) } else { Err(said) })
     })
     .await?;
-    send_signal("KILL", u32::try_from(pid)?).await?;
-    // The answer needs its prefill node no longer. It ends with its client.
-    drop(answer);
-    let (status, said) = up.ended().await?;
-    assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("prefill-0") && said.contains("signal: 9"), "{said}");
-    assert!(said.contains("the processes' logs are in"), "{said}");
-    Ok(())
+    send_signal("KILL", pid).await?;
+    gone(&[pid], EXIT_WITHIN).await?;
+    Ok(answer)
 }
 
 /// Starts a streamed answer of exactly `tokens` tokens.
