@@ -44,7 +44,7 @@ pub struct NodeOutcome {
     pub name: String,
     /// Its last one.
     pub role: String,
-    /// Time in which it computed.
+    /// Time in which it computed. A standstill does not count.
     pub busy: Duration,
     pub steps: u64,
     /// Rows that went through the model, prompts and outputs alike, over all its lives.

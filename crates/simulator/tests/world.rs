@@ -235,6 +235,23 @@ fn a_standstill_shows_in_full_and_a_long_one_is_a_loss() {
 }
 
 #[test]
+fn a_node_that_stands_still_is_not_busy() {
+    let planned = [Planned::at(0).tokens(50, 100)];
+    let busy = |topology, interventions| {
+        let mut with = scenario(topology, &planned);
+        with.interventions = interventions;
+        ms(run(&with).nodes[0].busy)
+    };
+    let pause = || Intervention::pause("decode-0@600ms+2s").expect("a pause");
+    // The same steps, one of them with a pause in it.
+    assert_close(busy("1c", vec![pause()]), busy("1c", Vec::new()), "busy");
+    // It fails before the pause is over, so it computed until the pause began.
+    let failure = Intervention::fail("decode-0@1600ms").expect("a failure");
+    let until_the_pause = busy("2c", vec![pause(), failure]);
+    assert!((500.0..600.0).contains(&until_the_pause), "{until_the_pause}");
+}
+
+#[test]
 fn a_drain_and_a_change_of_role_lose_nothing() {
     let planned: Vec<Planned> = (0..30).map(|i| Planned::at(i * 100).tokens(60, 20)).collect();
     let mut with = scenario("2p2d", &planned);

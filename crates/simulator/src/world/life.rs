@@ -62,7 +62,7 @@ impl World<'_> {
         let own = &mut self.nodes[node];
         let is_paused = own.paused.take().is_some();
         if let Some(running) = own.running.take() {
-            own.busy += now.since(running.began);
+            own.busy += running.computed_by(now);
             if !is_paused {
                 self.computing_changed(node, running.kind, false);
             }

@@ -45,7 +45,18 @@ pub(super) struct Running {
     /// Share of the full speed; 0 while the process stands still.
     pub speed: f64,
     pub since: Time,
-    pub began: Time,
+    /// How long it computed until `since`, at whatever speed.
+    pub computed: Duration,
+}
+
+impl Running {
+    /// How long it has computed by now. A node that stands still does not compute.
+    pub fn computed_by(&self, now: Time) -> Duration {
+        match self.speed > 0.0 {
+            true => self.computed + now.since(self.since),
+            false => self.computed,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

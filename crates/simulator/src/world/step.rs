@@ -1,5 +1,7 @@
 //! Steps: what the scheduler plans takes as long as the costs say, and every draw is a number.
 
+use std::time::Duration;
+
 use serving_core::cluster::Leg;
 use serving_core::scheduler::SampledToken;
 
@@ -81,7 +83,7 @@ impl World<'_> {
             left: costs.overheads.loop_seconds + computing,
             speed: 0.0,
             since: now,
-            began: now,
+            computed: Duration::ZERO,
         });
         self.computing_changed(node, shape.kind(), true);
         for key in pushed {
@@ -109,6 +111,7 @@ impl World<'_> {
         };
         let speed = self.hosts.speed(node, running.kind, &self.scenario.costs.host);
         running.left -= now.since(running.since).as_secs_f64() * running.speed;
+        running.computed = running.computed_by(now);
         running.since = now;
         running.speed = if is_paused { 0.0 } else { speed };
         // Its earlier end is void.
@@ -126,7 +129,7 @@ impl World<'_> {
         let Some(running) = own.running.take_if(|running| running.serial == serial) else {
             return;
         };
-        own.busy += now.since(running.began);
+        own.busy += running.computed_by(now);
         own.computed_until = now;
         let mut sampled = std::mem::take(&mut own.sampled);
         own.scheduler.step_done(now, &mut sampled);
