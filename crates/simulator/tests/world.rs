@@ -86,6 +86,22 @@ fn one_request_over_two_nodes_pays_for_open_prefill_and_the_link() {
 }
 
 #[test]
+fn a_transfer_that_breaks_off_counts_only_the_bytes_that_moved() {
+    let mut with = scenario("1p2d", &[Planned::at(0).tokens(100, 4)]);
+    let whole = run(&with);
+    assert_eq!(whole.nodes[0].kv_bytes_sent, 112_000);
+    let told = whole.run.records[0].server.as_ref();
+    let receiver = told.and_then(|server| server.decode_node.clone());
+    let receiver = receiver.expect("it was handed over");
+    // As above, the bytes begin to move at 2 + 1 + 2 + 1 + 0.5 + 113 ms. 1 MB/s are 1,000 bytes a millisecond.
+    with.interventions = vec![Intervention::fail(&format!("{receiver}@150ms")).expect("a failure")];
+    let broken = run_and_complete(&with);
+    let handed_over = broken.run.records[0].server.as_ref().and_then(|server| server.kv_bytes);
+    let broken_off = broken.nodes[0].kv_bytes_sent - handed_over.unwrap_or(0);
+    assert!((30_000..31_000).contains(&broken_off), "{broken_off}");
+}
+
+#[test]
 fn a_second_prompt_waits_for_the_first_and_a_shared_prefix_is_not_computed_again() {
     let first = Planned::at(0).tokens(64, 2).blocks(&[1, 2, 3, 4]);
     let again = Planned::at(5_000).tokens(64, 2).blocks(&[1, 2, 3, 5]);

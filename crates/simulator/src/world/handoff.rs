@@ -38,6 +38,18 @@ impl Line {
         let place = self.0.partition_point(|(earlier, _)| *earlier < begins);
         self.0.insert(place, (begins, ends));
     }
+
+    /// Of this stretch, what is after `now` is free again.
+    fn give_back(&mut self, now: Time, stretch: (Time, Time)) {
+        let Some(place) = self.0.iter().position(|taken| *taken == stretch) else {
+            return;
+        };
+        if stretch.0 >= now {
+            self.0.remove(place);
+        } else if let Some((_, ends)) = self.0.get_mut(place) {
+            *ends = (*ends).min(now);
+        }
+    }
 }
 
 /// Each node's way out and way in. Transfers of a node go one after the other, which takes together as long as if they shared the
@@ -72,6 +84,29 @@ impl Links {
         way_in.take(now, stretch);
         stretch
     }
+
+    /// Takes back what has not moved yet by `now`.
+    fn give_back(&mut self, now: Time, (from, to): (usize, usize), stretch: (Time, Time)) {
+        self.ways_out[from].give_back(now, stretch);
+        self.ways_in[to].give_back(now, stretch);
+    }
+}
+
+/// Bytes that move over both lines of a transfer, and when.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    taken: (Time, Time),
+    bytes: u64,
+}
+
+impl Stretch {
+    /// Those of its bytes that have not moved by `now`.
+    fn bytes_left(&self, now: Time) -> u64 {
+        let (begins, ends) = self.taken;
+        let (whole, left) = (ends.since(begins).as_nanos(), ends.since(now.max(begins)).as_nanos());
+        let bytes = (u128::from(self.bytes) * left).checked_div(whole).unwrap_or(0);
+        u64::try_from(bytes).unwrap_or(self.bytes)
+    }
 }
 
 /// One transfer under way.
@@ -87,6 +122,8 @@ pub(super) struct Handoff {
     ends: Time,
     held_at: Time,
     bytes: u64,
+    /// What it has taken of the lines and is not over.
+    stretches: Vec<Stretch>,
     first_tokens: Vec<TokenEvent>,
 }
 
@@ -120,6 +157,7 @@ impl World<'_> {
             ends: now,
             held_at: now,
             bytes: 0,
+            stretches: Vec::new(),
             first_tokens: Vec::new(),
         };
         self.handoffs.insert(transfer, handoff);
@@ -160,6 +198,9 @@ impl World<'_> {
         handoff.began.get_or_insert(begins);
         handoff.ends = ends;
         handoff.bytes += bytes;
+        handoff.stretches.retain(|stretch| stretch.taken.1 > now);
+        let taken = (begins, ends);
+        handoff.stretches.push(Stretch { taken, bytes });
         handoff.queued += blocks;
         self.nodes[node].queued_blocks += blocks;
         self.nodes[node].kv_bytes_sent += bytes;
@@ -269,9 +310,19 @@ impl World<'_> {
         }
     }
 
-    /// Takes a transfer off the link. What was to arrive does not.
+    /// Takes a transfer off the link. What was to arrive does not, and what has not left does not occupy the link. Transfers that wait
+    /// behind it keep the times that they have.
     fn drop_handoff(&mut self, transfer: TransferId) -> Option<Handoff> {
+        let now = self.now();
         let handoff = self.handoffs.remove(&transfer)?;
+        let (from, to) = (handoff.from.node, handoff.to.node);
+        let unsent: u64 = handoff.stretches.iter().map(|stretch| stretch.bytes_left(now)).sum();
+        for stretch in &handoff.stretches {
+            self.links.give_back(now, (from, to), stretch.taken);
+        }
+        // What a node has sent counts over all its lives, so this is right also when the sender is gone.
+        let sent = &mut self.nodes[from].kv_bytes_sent;
+        *sent = sent.saturating_sub(unsent);
         if self.nodes[handoff.from.node].is_at(handoff.from) {
             let sender = &mut self.nodes[handoff.from.node];
             sender.queued_blocks = sender.queued_blocks.saturating_sub(handoff.queued);
@@ -377,6 +428,31 @@ mod tests {
         assert_eq!(occupy(&mut links, 0, (1, 3), 4), (ms(0), ms(4)), "meanwhile");
         assert_eq!(occupy(&mut links, 0, (1, 4), 7), (ms(20), ms(27)), "more than was left");
         assert_eq!(occupy(&mut links, 5, (1, 4), 5), (ms(5), ms(10)), "just what was left");
+    }
+
+    #[test]
+    fn a_transfer_that_is_dropped_gives_back_what_has_not_moved() {
+        let mut links = Links::new(4);
+        let moving = occupy(&mut links, 0, (0, 2), 10);
+        let waiting = occupy(&mut links, 0, (0, 3), 10);
+        assert_eq!(waiting, (ms(10), ms(20)));
+        links.give_back(ms(4), (0, 3), waiting);
+        assert_eq!(occupy(&mut links, 4, (1, 3), 5), (ms(4), ms(9)), "the way in is free");
+        assert_eq!(
+            occupy(&mut links, 4, (0, 1), 5),
+            (ms(10), ms(15)),
+            "the way out from when the first has left"
+        );
+        links.give_back(ms(6), (0, 2), moving);
+        assert_eq!(occupy(&mut links, 6, (0, 2), 4), (ms(6), ms(10)), "in the middle of it");
+    }
+
+    #[test]
+    fn the_bytes_of_a_stretch_move_evenly() {
+        let taken = (ms(10), ms(20));
+        let stretch = Stretch { taken, bytes: 1_000 };
+        let left = [0, 10, 13, 20, 30].map(|now| stretch.bytes_left(ms(now)));
+        assert_eq!(left, [1_000, 1_000, 700, 0, 0]);
     }
 
     #[test]
