@@ -102,6 +102,20 @@ fn a_transfer_that_breaks_off_counts_only_the_bytes_that_moved() {
 }
 
 #[test]
+fn a_hold_ends_when_it_is_over_and_not_up_to_a_second_later() {
+    let mut with = scenario("1p1d", &[Planned::at(0).tokens(100, 4)]);
+    // 10 bytes a millisecond: no push of 112,000 bytes is done in time.
+    with.costs.link.bytes_per_second = 1e4;
+    with.nodes.hold = Duration::from_millis(500);
+    with.cluster.attempts_max = 1;
+    let outcome = run(&with);
+    check_promises(&with, &outcome);
+    // Its bytes move from the beginning of the hold to the end of it.
+    let sent = outcome.nodes[0].kv_bytes_sent;
+    assert!((4_900..5_100).contains(&sent), "{sent}");
+}
+
+#[test]
 fn a_second_prompt_waits_for_the_first_and_a_shared_prefix_is_not_computed_again() {
     let first = Planned::at(0).tokens(64, 2).blocks(&[1, 2, 3, 4]);
     let again = Planned::at(5_000).tokens(64, 2).blocks(&[1, 2, 3, 5]);

@@ -235,11 +235,13 @@ impl World<'_> {
 
     fn transfer_began(&mut self, node: usize, transfer: TransferId) {
         let (now, own) = (self.now(), &mut self.nodes[node]);
-        match own.receiving.get(&transfer) {
-            Some(key) => own.scheduler.prefill_began(now, *key),
+        let Some(key) = own.receiving.get(&transfer).copied() else {
             // The reservation is gone: nobody may write.
-            None => self.refuse_transfer(transfer),
-        }
+            return self.refuse_transfer(transfer);
+        };
+        own.scheduler.prefill_began(now, key);
+        // Its reservation runs from now on.
+        self.tick_soon(node);
     }
 
     fn blocks_arrived(&mut self, node: usize, (transfer, blocks): (TransferId, u32)) {

@@ -14,7 +14,7 @@ use super::node::Draining;
 use crate::arithmetic::seconds;
 use crate::intervention::What;
 
-/// The loop's period (`node/src/node_loop.rs`).
+/// The loop's period (`node/src/node_loop.rs`). It wakes earlier when a timer of the scheduler is due.
 const TICK: Duration = Duration::from_secs(1);
 
 impl World<'_> {
@@ -173,16 +173,25 @@ impl World<'_> {
         }
     }
 
-    /// Deadlines and quarantine are looked at every second while there is anything to look at.
+    /// Deadlines, holds and reservations are looked at when the first of them is over; these and the quarantine also every second
+    /// while there is anything to look at. To be called wherever one may be over sooner than what was known. What it puts off stays in
+    /// the agenda for a second at most, and then does nothing.
     pub(super) fn tick_soon(&mut self, node: usize) {
-        if !std::mem::replace(&mut self.nodes[node].is_tick_due, true) {
-            self.send_to(TICK, (node, ToNode::Tick));
+        let latest = self.now() + TICK;
+        let own = &mut self.nodes[node];
+        let at = own.scheduler.next_timer().map_or(latest, |timer| timer.min(latest));
+        if own.tick_at.is_none_or(|due| at < due) {
+            own.tick_at = Some(at);
+            let (place, what) = (self.place(node), ToNode::Tick);
+            self.agenda.at(at, Event::Node { place, what });
         }
     }
 
     pub(super) fn tick(&mut self, node: usize) {
         let now = self.now();
-        self.nodes[node].is_tick_due = false;
+        if self.nodes[node].tick_at.take_if(|due| *due <= now).is_none() {
+            return;
+        }
         self.nodes[node].scheduler.tick(now);
         self.deliver(node);
         if !self.nodes[node].is_empty() {

@@ -82,7 +82,8 @@ pub(super) struct Node {
     pub running: Option<Running>,
     pub sampled: Vec<SampledToken>,
     pub is_turn_due: bool,
-    pub is_tick_due: bool,
+    /// When the loop next looks at its timers. An entry of the agenda for a later time was put off.
+    pub tick_at: Option<Time>,
     pub shares: PermitShares,
     pub stream: Option<StreamId>,
     pub prefixes: PrefixLog,
@@ -135,7 +136,7 @@ impl Node {
             running: None,
             sampled: Vec::new(),
             is_turn_due: false,
-            is_tick_due: false,
+            tick_at: None,
             shares: PermitShares::default(),
             stream: None,
             prefixes: PrefixLog::default(),

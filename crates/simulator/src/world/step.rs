@@ -139,6 +139,8 @@ impl World<'_> {
         own.kv_blocks_used_max = own.kv_blocks_used_max.max(used);
         self.computing_changed(node, running.kind, false);
         self.deliver(node);
+        // A hold may have begun.
+        self.tick_soon(node);
         self.turn_soon(node);
     }
 }
