@@ -12,7 +12,7 @@ use simulator::costs::{ByKind, CostsError};
 use simulator::intervention::Intervention;
 use simulator::scenario::ScenarioError;
 use simulator::{Outcome, Scenario, simulate};
-use workload::record::{Outcome as Ended, RequestRecord};
+use workload::record::{Outcome as Ended, RequestRecord, RunPart};
 
 fn run(scenario: &Scenario) -> Outcome {
     simulate(scenario).expect("a scenario that can be run")
@@ -230,6 +230,27 @@ fn turns_that_are_due_before_the_answers_ahead_of_them_are_sent_one_after_the_ot
     for pair in outcome.run.records.windows(2) {
         assert_close(ms(pair[1].scheduled - pair[0].ended), 250.0, "the client thinks");
     }
+}
+
+#[test]
+fn the_parts_of_a_run_are_those_of_the_load_client() {
+    let mut with = scenario(
+        "1c",
+        &[
+            Planned::at(0).tokens(100, 3),
+            Planned::at(3_000).tokens(100, 3).turn(0, 0),
+            Planned::at(3_001).tokens(20, 2).turn(1, 2_000),
+        ],
+    );
+    (with.warm_up, with.cool_down) = (Duration::from_secs(1), Duration::from_secs(1));
+    let run = run_and_complete(&with).run;
+    let parts: Vec<RunPart> = run.records.iter().map(|record| record.part).collect();
+    assert_eq!(parts, [RunPart::WarmUp, RunPart::Measured, RunPart::CoolDown]);
+    // From the end of the warm-up to the beginning of the cool-down, which is before the time at which the last turn was due, and not
+    // before the time of the trace.
+    let due = run.records[2].scheduled;
+    assert!(due > Duration::from_secs(5), "{due:?}");
+    assert_eq!(run.measured, due - Duration::from_secs(2));
 }
 
 #[test]

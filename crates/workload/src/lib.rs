@@ -15,6 +15,7 @@ pub mod flight_record;
 mod goodput;
 pub mod knee;
 pub mod lint;
+pub mod parts;
 pub mod plan;
 pub mod prediction;
 pub mod prompts;

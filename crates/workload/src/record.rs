@@ -82,7 +82,7 @@ pub struct Run {
     /// Requests that were sent for each second of the measured part, or the concurrency of a closed loop.
     pub offered: f64,
     pub records: Vec<RequestRecord>,
-    /// From the first measured request's time to the last measured request's end.
+    /// How long the measured part is (`LeftOut::measured_part` in `parts.rs`).
     pub measured: Duration,
     pub client: Usage,
     /// CPU of the server's processes, by name. Empty when they are not on this machine.

@@ -7,14 +7,12 @@ use std::time::Duration;
 use serving_core::cluster::{ClusterAction, ClusterEvent, DropCause, Leg, LegEvent};
 use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, RejectReason, Request};
-use serving_core::time::Time;
-use workload::record::{Outcome as RequestOutcome, RunPart};
+use workload::record::Outcome as RequestOutcome;
 
 use super::World;
 use super::agenda::{Event, LegWork, StartLeg, ToNode};
 use super::prompts;
 use super::request::{Edges, Live, Sent};
-use super::start;
 
 impl World<'_> {
     pub(super) fn arrive(&mut self, index: usize) {
@@ -214,30 +212,12 @@ impl World<'_> {
         let scheduled = self.clients.scheduled[index];
         let sent = Sent {
             planned,
-            part: self.part_of(scheduled),
             scheduled,
             ended: last.unwrap_or(now) + edges.after,
             edges,
         };
         let record = live.record(&sent, outcome);
         self.answered(index, (sent.ended, record));
-    }
-
-    fn part_of(&self, scheduled: Time) -> RunPart {
-        let at = scheduled.since(start());
-        let last = self
-            .scenario
-            .trace
-            .requests
-            .last()
-            .map_or(Duration::ZERO, |last| last.at);
-        if at < self.scenario.warm_up {
-            RunPart::WarmUp
-        } else if at > last.saturating_sub(self.scenario.cool_down) && !self.scenario.cool_down.is_zero() {
-            RunPart::CoolDown
-        } else {
-            RunPart::Measured
-        }
     }
 
     /// A life of a node is over for the coordinator: its connections are closed.

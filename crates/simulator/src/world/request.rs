@@ -186,7 +186,8 @@ impl Live {
         let is_handoff = self.kv_bytes > 0;
         RequestRecord {
             id: format!("sim-{}", self.index),
-            part: sent.part,
+            // Which part it is in is known when all requests were due.
+            part: RunPart::Measured,
             lane: sent.planned.lane,
             prompt_tokens: sent.planned.prompt_tokens,
             cached_tokens: self.cached_tokens,
@@ -213,7 +214,6 @@ impl Live {
 #[derive(Debug)]
 pub(super) struct Sent<'a> {
     pub planned: &'a TraceRequest,
-    pub part: RunPart,
     pub scheduled: Time,
     pub ended: Time,
     pub edges: Edges,

@@ -2,21 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use serving_core::cluster::{HandoffOutcome, MigrationOutcome};
 use serving_core::node::NodeState;
-use workload::record::{LoopKind, RequestRecord, Run, RunPart, Usage};
+use workload::parts::LeftOut;
+use workload::record::{LoopKind, RequestRecord, Run, Usage};
 
 use super::{World, node};
 use crate::outcome::{NodeOutcome, Outcome, Totals};
 
 impl World<'_> {
     pub(super) fn outcome(mut self) -> Outcome {
-        let records: Vec<RequestRecord> = std::mem::take(&mut self.clients.records)
+        let mut records: Vec<RequestRecord> = std::mem::take(&mut self.clients.records)
             .into_iter()
             .flatten()
             .collect();
+        let left_out = LeftOut {
+            warm_up: self.scenario.warm_up,
+            cool_down: self.scenario.cool_down,
+        };
+        left_out.set_parts(&mut records);
+        let (from, to) = left_out.measured_part(&records);
         let totals = self.totals(&records);
         let nodes: Vec<NodeOutcome> = self.nodes.iter().map(node_outcome).collect();
         let usage = |node: &NodeOutcome| Usage {
@@ -24,13 +30,12 @@ impl World<'_> {
             memory_bytes_max: u64::from(node.kv_blocks_used_max) * node::block_bytes(self.scenario),
         };
         let server = nodes.iter().map(|node| (node.name.clone(), usage(node))).collect();
-        let (offered, measured) = measured_part(&records);
         let run = Run {
             name: self.scenario.name.clone(),
             loop_kind: LoopKind::Simulated,
-            offered,
+            offered: offered(&records),
             records,
-            measured,
+            measured: to.saturating_sub(from),
             client: Usage::default(),
             server,
             environment: self.environment(),
@@ -107,17 +112,15 @@ impl World<'_> {
     }
 }
 
-/// Requests a second that were due in the measured part, and the length of it.
-fn measured_part(records: &[RequestRecord]) -> (f64, Duration) {
-    let measured = || records.iter().filter(|record| record.part == RunPart::Measured);
+/// Requests a second that were due in the measured part.
+fn offered(records: &[RequestRecord]) -> f64 {
+    let measured = || records.iter().filter(|record| record.is_measured());
     let first = measured().map(|record| record.scheduled).min().unwrap_or_default();
-    let last_due = measured().map(|record| record.scheduled).max().unwrap_or_default();
-    let last_end = measured().map(|record| record.ended).max().unwrap_or_default();
+    let last = measured().map(|record| record.scheduled).max().unwrap_or_default();
     let gaps = measured().count().saturating_sub(1) as f64;
-    let span = last_due.saturating_sub(first).as_secs_f64();
+    let span = last.saturating_sub(first).as_secs_f64();
     // So many gaps between so many arrivals.
-    let offered = if span > 0.0 { gaps / span } else { 0.0 };
-    (offered, last_end.saturating_sub(first))
+    if span > 0.0 { gaps / span } else { 0.0 }
 }
 
 fn node_outcome(node: &super::node::Node) -> NodeOutcome {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use workload::record::{LoopKind, RequestRecord, Run, RunPart, Usage};
+use workload::parts::LeftOut;
+use workload::record::{LoopKind, RequestRecord, Run, Usage};
 
 use super::plan::{LoadPlan, Pace};
 use super::session::Outcomes;
@@ -28,12 +29,15 @@ pub(super) fn assemble(plan: &LoadPlan, outcomes: Outcomes, environment: BTreeMa
         unfinished,
     } = outcomes;
     let (mut records, texts): (Vec<RequestRecord>, Vec<String>) = exchanged.into_iter().unzip();
-    set_parts(&mut records, plan);
-    let measured = || records.iter().filter(|record| record.part == RunPart::Measured);
+    let left_out = LeftOut {
+        warm_up: plan.warm_up,
+        cool_down: plan.cool_down,
+    };
+    left_out.set_parts(&mut records);
+    let measured = || records.iter().filter(|record| record.is_measured());
     let first = measured().map(|record| record.scheduled).min().unwrap_or_default();
     let last = measured().map(|record| record.scheduled).max().unwrap_or_default();
-    let ended = measured().map(|record| record.ended).max().unwrap_or_default();
-    let (from, to) = measured_part(plan, &records, first, ended);
+    let (from, to) = left_out.measured_part(&records);
     let duration = to.saturating_sub(from);
     let offered = match plan.pace {
         Pace::Closed { users } => f64::from(users),
@@ -68,40 +72,10 @@ pub(super) fn assemble(plan: &LoadPlan, outcomes: Outcomes, environment: BTreeMa
     RunWithTexts { run, texts }
 }
 
-/// From when to when the measured part is. Where a warm-up or a cool-down bounds it, it reaches to that bound: the time before the first
-/// and after the last request in it is part of the load that was offered.
-fn measured_part(plan: &LoadPlan, records: &[RequestRecord], first: Duration, ended: Duration) -> (Duration, Duration) {
-    let last = records.iter().map(|record| record.scheduled).max().unwrap_or_default();
-    let from = match plan.warm_up {
-        Duration::ZERO => first,
-        warm_up => warm_up,
-    };
-    let to = match plan.cool_down {
-        Duration::ZERO => ended,
-        cool_down => ended.max(last.saturating_sub(cool_down)),
-    };
-    (from, to)
-}
-
-/// Warm-up and cool-down are told by the time at which a request was due.
-fn set_parts(records: &mut [RequestRecord], plan: &LoadPlan) {
-    let last = records.iter().map(|record| record.scheduled).max().unwrap_or_default();
-    let cool_down_from = last.saturating_sub(plan.cool_down);
-    for record in records {
-        record.part = if record.scheduled < plan.warm_up {
-            RunPart::WarmUp
-        } else if !plan.cool_down.is_zero() && record.scheduled > cool_down_from {
-            RunPart::CoolDown
-        } else {
-            RunPart::Measured
-        };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serving_core::request::Lane;
-    use workload::record::Outcome;
+    use workload::record::{Outcome, RunPart};
     use workload::trace::Trace;
 
     use super::super::processes::Processes;
