@@ -194,14 +194,13 @@ impl Traffic {
             let mut file = File::open(path)?;
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
             let trace = trace::read(&name.unwrap_or_default(), &mut file, &ReadLimits::default())?;
-            let trace = begun_at_zero(trace);
             let scaling = Scaling {
                 length_divisor: fit.length_divisor,
                 spread: fit.spread,
                 context_tokens_max: Some(fit.context_tokens),
                 ..Scaling::default()
             };
-            Ok(scaling.apply(&trace)?.trace)
+            Ok(scaling.apply(&trace.begun_at_zero())?.trace)
         };
         let trace = read()
             .with_context(|| {
@@ -349,15 +348,6 @@ fn conversations(count: usize, context_tokens: u32) -> Conversations {
         block_tokens: BLOCK_TOKENS,
         context_tokens_max: Some(context_tokens),
     }
-}
-
-/// A file that was cut out of the middle of a trace begins at a late time. With it, all requests of a run would come at the run's end.
-fn begun_at_zero(mut trace: Trace) -> Trace {
-    let first = trace.requests.first().map_or(Duration::ZERO, |request| request.at);
-    for request in &mut trace.requests {
-        request.at = request.at.saturating_sub(first);
-    }
-    trace
 }
 
 /// The first `count` requests, their times stretched or shrunk to `length`.

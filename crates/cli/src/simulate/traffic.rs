@@ -110,7 +110,7 @@ impl TrafficArgs {
             requests_max: self.first_requests,
             context_tokens_max: self.shorten_to,
         };
-        Ok(scaling.apply(&trace)?.trace)
+        Ok(scaling.apply(&trace.begun_at_zero())?.trace)
     }
 
     fn made(&self, seed: u64) -> anyhow::Result<Trace> {
@@ -176,5 +176,19 @@ mod tests {
         assert!(made("--prompt-tokens 4096").is_ok());
         let error = made("--prompt-tokens 4096 --shorten-to 2048").expect_err("it would be passed over");
         assert!(error.to_string().contains("--prompt-tokens"), "{error}");
+    }
+
+    #[test]
+    fn a_trace_that_begins_late_begins_with_the_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("middle.jsonl");
+        let row = |ns: u64| format!("{{\"at_ns\":{ns},\"prompt_tokens\":10,\"output_tokens\":5}}\n");
+        let rows = [9_000_000_000, 9_500_000_000, 11_000_000_000].map(row).concat();
+        std::fs::write(&file, format!("{{\"baton_trace\":1}}\n{rows}")).expect("written");
+        let words = format!("simulate --trace {} --first 2s", file.display());
+        let line = Line::try_parse_from(words.split_whitespace()).expect("usable words");
+        let trace = line.args.trace(1).expect("a trace");
+        let times: Vec<u128> = trace.requests.iter().map(|request| request.at.as_millis()).collect();
+        assert_eq!(times, [0, 500]);
     }
 }

@@ -27,6 +27,19 @@ pub struct Trace {
     pub requests: Vec<TraceRequest>,
 }
 
+impl Trace {
+    /// The same requests, the first one at the start. A file that was cut out of the middle of a trace begins at a late time, until
+    /// which a run would wait.
+    #[must_use]
+    pub fn begun_at_zero(mut self) -> Self {
+        let first = self.requests.first().map_or(Duration::ZERO, |request| request.at);
+        for request in &mut self.requests {
+            request.at = request.at.saturating_sub(first);
+        }
+        self
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceRequest {
     /// Time from the start of the trace.

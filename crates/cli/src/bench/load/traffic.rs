@@ -220,7 +220,7 @@ pub(crate) fn recorded(path: &Path, scaling: &Scaling) -> anyhow::Result<Trace> 
     let (name, mut file) = open(path)?;
     let trace =
         workload::trace::read(&name, &mut file, &ReadLimits::default()).with_context(|| path.display().to_string())?;
-    Ok(scaling.apply(&trace)?.trace)
+    Ok(scaling.apply(&trace.begun_at_zero())?.trace)
 }
 
 /// The file's own name, for reports, and the file.
@@ -371,6 +371,24 @@ mod tests {
         ] {
             of(&format!("--num-prompts 4 {words}")).unwrap_or_else(|error| panic!("{words}: {error:#}"));
         }
+    }
+
+    #[test]
+    fn a_trace_that_begins_late_begins_with_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("middle.jsonl");
+        let row =
+            |ms: u64| format!("{{\"timestamp\":{ms},\"input_length\":10,\"output_length\":5,\"hash_ids\":[1]}}\n");
+        let rows: String = [3_600_000, 3_601_000, 3_602_000].map(row).concat();
+        std::fs::write(&file, rows).unwrap();
+        let found = of(&format!(
+            "--dataset-name trace --dataset-path {} --duration-s 2",
+            file.display()
+        ))
+        .unwrap();
+        let requests = found.trace.requests.iter();
+        let times: Vec<u128> = requests.map(|request| request.at.as_millis()).collect();
+        assert_eq!(times, [0, 1_000]);
     }
 
     #[test]
