@@ -105,10 +105,18 @@ struct Rig {
     _pairs: watch::Sender<Vec<PairHealth>>,
 }
 
-/// An engine whose steps complete when a test lets them.
+/// An engine that waits at one place until a test lets it go on.
 struct Gated {
     engine: OnHost<StandInEngine>,
     gate: mpsc::Receiver<()>,
+    waits: Waits,
+}
+
+#[derive(PartialEq, Eq)]
+enum Waits {
+    InEachStep,
+    /// It gives its first step up, and takes as long to go.
+    WhenDropped,
 }
 
 impl Engine for Gated {
@@ -125,40 +133,20 @@ impl Engine for Gated {
         self.engine.submit(step);
     }
     fn complete(&mut self) -> Option<CompletedStep> {
+        if self.waits == Waits::WhenDropped {
+            return None;
+        }
         // A test that has ended lets everything go on.
         let _ = self.gate.recv();
         self.engine.complete()
     }
 }
 
-/// An engine that gives up its first step, and takes as long to go as a test wants.
-struct GivesUp {
-    engine: OnHost<StandInEngine>,
-    gate: mpsc::Receiver<()>,
-}
-
-impl Engine for GivesUp {
-    fn model(&self) -> &ModelFacts {
-        self.engine.model()
-    }
-    fn limits(&self) -> EngineLimits {
-        self.engine.limits()
-    }
-    fn kv(&self) -> &Arc<KvMemory> {
-        self.engine.kv()
-    }
-    fn submit(&mut self, step: Step) {
-        self.engine.submit(step);
-    }
-    fn complete(&mut self) -> Option<CompletedStep> {
-        None
-    }
-}
-
-impl Drop for GivesUp {
+impl Drop for Gated {
     fn drop(&mut self) {
-        // A test that has ended lets everything go on.
-        let _ = self.gate.recv();
+        if self.waits == Waits::WhenDropped {
+            let _ = self.gate.recv();
+        }
     }
 }
 
@@ -369,6 +357,7 @@ fn gated() -> (Rig, mpsc::SyncSender<()>) {
     let engine = Gated {
         engine: stand_in(),
         gate,
+        waits: Waits::InEachStep,
     };
     (Rig::of_engine(Box::new(engine)), go)
 }
@@ -450,9 +439,10 @@ async fn a_loop_that_has_panicked_leaves_before_the_step_has_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loop_whose_engine_has_given_up_leaves_before_the_engine_is_gone() {
     let (go, gate) = mpsc::sync_channel(1);
-    let engine = GivesUp {
+    let engine = Gated {
         engine: stand_in(),
         gate,
+        waits: Waits::WhenDropped,
     };
     let mut rig = Rig::of_engine(Box::new(engine));
     let mut stream = rig.hand_over(4);

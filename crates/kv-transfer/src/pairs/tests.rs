@@ -116,11 +116,11 @@ impl KvTransport for PanicsLater {
     }
 }
 
-#[tokio::test]
-async fn a_pair_whose_keeper_panics_is_lost_and_dialled_again() {
-    let sink = Recorder::new(CommitAnswer::Accept);
-    let served = decode_node(sink.clone()).await;
-    let prefill = node("prefill-0", 11);
+/// Pairs by shared memory, as `other` makes it, or else by gRPC. The better one is tried again soon.
+fn with_another_best(
+    prefill: &NodeId,
+    other: impl FnOnce(Arc<dyn KvTransport>) -> Arc<dyn KvTransport>,
+) -> PairTransport {
     let config = PairConfig {
         better_after: Duration::from_millis(100),
         ..PairConfig::new(prefill.clone(), compatibility(1)).over(vec![shm::KIND, grpc::KIND])
@@ -130,15 +130,22 @@ async fn a_pair_whose_keeper_panics_is_lost_and_dialled_again() {
     let [shared_memory, streams] = &ways.best_first[..] else {
         panic!("{ways:?}");
     };
-    let panics: Arc<dyn KvTransport> = Arc::new(PanicsLater {
-        inner: shared_memory.clone(),
-        dials: AtomicU32::new(0),
-    });
     let ways = Ways {
         meeting: ways.meeting.clone(),
-        best_first: vec![panics, streams.clone()],
+        best_first: vec![other(shared_memory.clone()), streams.clone()],
     };
-    let transport = PairTransport::new(config, ways);
+    PairTransport::new(config, ways)
+}
+
+#[tokio::test]
+async fn a_pair_whose_keeper_panics_is_lost_and_dialled_again() {
+    let sink = Recorder::new(CommitAnswer::Accept);
+    let served = decode_node(sink.clone()).await;
+    let prefill = node("prefill-0", 11);
+    let transport = with_another_best(&prefill, |inner| {
+        let dials = AtomicU32::new(0);
+        Arc::new(PanicsLater { inner, dials })
+    });
     let ticket = empty_ticket(node("decode-0", 22), &served.address);
     sink.reserve(ticket.transfer, &prefill, &ticket);
     let begun = transport.begin(start(&ticket, Arc::new(Pattern)));
@@ -167,25 +174,11 @@ async fn a_pair_takes_a_better_transport_later_and_cuts_no_transfer_for_it() {
     let sink = Recorder::new(CommitAnswer::Accept);
     let served = decode_node(sink.clone()).await;
     let (prefill, decode) = (node("prefill-0", 11), node("decode-0", 22));
-    let config = PairConfig {
-        better_after: Duration::from_millis(100),
-        ..PairConfig::new(prefill.clone(), compatibility(1)).over(vec![shm::KIND, grpc::KIND])
-    };
-    let usual = transports::pairs(config.clone());
-    let ways = &usual.shared.ways;
-    let [shared_memory, streams] = &ways.best_first[..] else {
-        panic!("{ways:?}");
-    };
     let dials: Arc<AtomicU32> = Arc::default();
-    let refused: Arc<dyn KvTransport> = Arc::new(RefusedTwice {
-        inner: shared_memory.clone(),
-        dials: dials.clone(),
+    let transport = with_another_best(&prefill, |inner| {
+        let dials = dials.clone();
+        Arc::new(RefusedTwice { inner, dials })
     });
-    let ways = Ways {
-        meeting: ways.meeting.clone(),
-        best_first: vec![refused, streams.clone()],
-    };
-    let transport = PairTransport::new(config, ways);
     let ticket = empty_ticket(decode, &served.address);
     sink.reserve(ticket.transfer, &prefill, &ticket);
     let begun = transport.begin(start(&ticket, Arc::new(Pattern)));
