@@ -64,6 +64,8 @@ pub struct NodeExit {
     pub pid: u32,
     /// The exit status or the signal, from the operating system.
     pub status: ExitStatus,
+    /// It had not ended by itself, so the launcher killed it.
+    pub is_killed: bool,
     /// The last lines of its stderr.
     pub last_lines: Vec<String>,
 }
@@ -355,10 +357,9 @@ impl LocalCluster {
         exits.find(|exit| !exit.has_left())
     }
 
-    /// After [`LocalCluster::stop`], which has killed these: the first process in start order that ended by another signal or with an
-    /// error.
-    pub(crate) fn first_bad_end(&self, killed: &[String]) -> Option<NodeExit> {
-        bad_end(self.order.iter().filter_map(|name| self.exit_of(name)), killed)
+    /// The first process in start order that ended by a signal or with an error, but for those that [`LocalCluster::stop`] has killed.
+    pub(crate) fn first_bad_end(&self) -> Option<NodeExit> {
+        bad_end(self.order.iter().filter_map(|name| self.exit_of(name)))
     }
 
     fn running_nodes(&self) -> usize {
@@ -414,8 +415,8 @@ impl LocalCluster {
     }
 }
 
-fn bad_end(mut exits: impl Iterator<Item = NodeExit>, killed: &[String]) -> Option<NodeExit> {
-    exits.find(|exit| !exit.status.success() && !killed.contains(&exit.name))
+fn bad_end(mut exits: impl Iterator<Item = NodeExit>) -> Option<NodeExit> {
+    exits.find(|exit| !exit.status.success() && !exit.is_killed)
 }
 
 /// Where a process of this machine reaches a port that listens on `bound`. A certificate names no unspecified address.
@@ -441,7 +442,9 @@ async fn drain_all(processes: &[&Process], grace: Duration) -> Vec<String> {
         if timeout_at(deadline, process.wait_for_exit()).await.is_err() {
             process.kill();
             process.wait_for_exit().await;
-            killed.push(process.spec.name.clone());
+            if process.state.borrow().is_killed {
+                killed.push(process.spec.name.clone());
+            }
         }
     }
     killed
@@ -464,23 +467,16 @@ mod tests {
     #[test]
     fn a_process_that_died_is_told_from_one_that_was_killed_because_it_did_not_end() {
         // The kernel's form: a signal as it is, a status in the second byte.
-        let exit = |name: &str, status: i32| NodeExit {
+        let exit = |(name, status): (&str, i32), killed: &[&str]| NodeExit {
             name: name.to_owned(),
             kind: ProcessKind::Decode,
             pid: 1,
             status: ExitStatus::from_raw(status),
+            is_killed: killed.contains(&name),
             last_lines: Vec::new(),
         };
-        let exits = [
-            exit("decode-0", 0),
-            exit("decode-1", 9),
-            exit("decode-2", 6),
-            exit("decode-3", 1 << 8),
-        ];
-        let first = |killed: &[&str]| {
-            let killed: Vec<String> = killed.iter().map(|name| (*name).to_owned()).collect();
-            bad_end(exits.iter().cloned(), &killed).map(|exit| exit.name)
-        };
+        let exits = [("decode-0", 0), ("decode-1", 9), ("decode-2", 6), ("decode-3", 1 << 8)];
+        let first = |killed: &[&str]| bad_end(exits.iter().map(|ended| exit(*ended, killed))).map(|exit| exit.name);
         assert_eq!(first(&[]).as_deref(), Some("decode-1"));
         assert_eq!(first(&["decode-1"]).as_deref(), Some("decode-2"));
         assert_eq!(first(&["decode-1", "decode-2"]).as_deref(), Some("decode-3"));

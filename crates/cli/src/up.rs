@@ -277,16 +277,14 @@ async fn drain(cluster: &LocalCluster, signals: &mut Signals, stop: Stop, grace:
                 wrong.push(format!("not drained within {} s, killed: {}", grace.as_secs(), killed.join(", ")));
             }
             // It may be why the others did not end.
-            wrong.extend(cluster.first_bad_end(&killed).map(|exit| format!("a process did not end well: {exit}")));
+            wrong.extend(cluster.first_bad_end().map(|exit| format!("a process did not end well: {exit}")));
             ensure!(wrong.is_empty(), "{}", wrong.join("; "));
             say!("stopped; no process is left");
             Ok(stop.exit())
         }
         _ = signals.next() => {
-            // Those that are killed now do not end well either, and that says nothing.
-            let bad_end = cluster.first_bad_end(&[]);
             cluster.stop(Duration::ZERO).await;
-            cut_short(bad_end)
+            cut_short(cluster.first_bad_end())
         }
     }
 }
@@ -384,6 +382,7 @@ mod tests {
             pid: 1,
             // The kernel's form of a signal: SIGABRT.
             status: ExitStatus::from_raw(6),
+            is_killed: false,
             last_lines: Vec::new(),
         };
         // `up` keeps the logs of a cluster that ends with an error.

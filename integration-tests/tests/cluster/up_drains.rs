@@ -1,5 +1,6 @@
 //! How `baton up` ends: SIGTERM lets a running answer finish, a second Ctrl-C does not; neither leaves a process.
 
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -211,7 +212,16 @@ async fn drain_without_prefill(up: &Up) -> anyhow::Result<reqwest::Response> {
     })
     .await?;
     send_signal("KILL", pid).await?;
-    gone(&[pid], EXIT_WITHIN).await?;
+    // A process that exits has no facts any more before its parent can hear of its end. Its folder goes when the parent has.
+    let folder = PathBuf::from(format!("/proc/{pid}"));
+    wait_until("up has heard of its end", EXIT_WITHIN, || {
+        std::future::ready(if folder.exists() {
+            Err(folder.display().to_string())
+        } else {
+            Ok(())
+        })
+    })
+    .await?;
     Ok(answer)
 }
 

@@ -30,6 +30,8 @@ pub(super) struct ProcessState {
     pub listening: Option<Listening>,
     pub is_ready: bool,
     pub exit: Option<ExitStatus>,
+    /// The launcher killed it: it had not ended by itself.
+    pub is_killed: bool,
 }
 
 #[derive(Debug)]
@@ -139,6 +141,7 @@ impl Process {
             kind: self.spec.kind,
             pid: self.pid,
             status: self.exit_status()?,
+            is_killed: self.state.borrow().is_killed,
             last_lines: locked(&self.last_lines).iter().cloned().collect(),
         })
     }
@@ -177,8 +180,11 @@ impl Watcher {
         let exit = tokio::select! {
             exit = child.wait() => exit,
             () = self.kill.cancelled() => {
-                // The process may have exited in between, which is as good.
-                let _ = child.start_kill();
+                // It may have ended in between, and nobody has looked yet.
+                if !matches!(child.try_wait(), Ok(Some(_))) {
+                    self.state.send_modify(|state| state.is_killed = true);
+                    let _ = child.start_kill();
+                }
                 child.wait().await
             }
         };
