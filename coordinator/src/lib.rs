@@ -11,6 +11,7 @@ mod cluster_metrics;
 mod config;
 pub mod control_handle;
 mod control_loop;
+mod coordinator;
 mod dispatch;
 mod flight_recorder;
 mod insight;
@@ -33,8 +34,9 @@ mod token_stream;
 mod trace_viewer;
 
 pub use config::Config;
+pub use coordinator::Coordinator;
 pub use flight_recorder::FlightRecordTarget;
-pub use serve::{Coordinator, PROGRAM, run};
+pub use serve::{PROGRAM, run};
 pub use slo::{SloConfig, SloRules};
 pub use trace_viewer::TraceViewerUrl;
 
