@@ -47,7 +47,7 @@ mod x86 {
     }
 
     // 16 registers hold 8 weight vectors and 4 sums.
-    dot_by_rows!([4: 4] [2: 2] [1: 1]);
+    dot_by_rows!([4: 4] [3: 3] [2: 2] [1: 1]);
 
     /// Four bytes of input in every lane.
     #[inline]

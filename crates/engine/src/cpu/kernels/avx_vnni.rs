@@ -42,7 +42,7 @@ macro_rules! dot_kernels {
                 BLOCK, InputRows, MAX_ROWS, Outputs, Q4_1_PANEL_BLOCK, Q8_0_PANEL_BLOCK, Q8_OFFSET,
             };
 
-            dot_by_rows!([4: 4] [2: 2] [1: 1]);
+            dot_by_rows!([4: 4] [3: 3] [2: 2] [1: 1]);
 
             /// # Safety
             /// The CPU has the features; `panel` holds `blocks` blocks, as many as a row of the input has; `first + ROWS` input rows exist.

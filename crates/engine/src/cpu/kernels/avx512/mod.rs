@@ -64,7 +64,7 @@ mod x86 {
         })
     }
 
-    dot_by_rows!([8: 8] [4: 4] [2: 2] [1: 1]);
+    dot_by_rows!([8: 8] [7: 7] [6: 6] [5: 5] [4: 4] [3: 3] [2: 2] [1: 1]);
 
     /// Four bytes of input in every lane.
     #[inline]
