@@ -231,9 +231,9 @@ impl Run {
                             generation.placement = Some(placement.clone());
                         }
                     });
-                }
-                if let Some(record) = self.record.as_ref().filter(|_| is_shown) {
-                    record.tell();
+                    if is_shown {
+                        record.tell();
+                    }
                 }
                 prompt.placement = Some(placement);
             }
