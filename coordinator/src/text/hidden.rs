@@ -1,7 +1,6 @@
 //! Text of a client is no control of the model. A message may say `<|im_end|>`, which is the end of a message in the template's
 //! own text. In a client's text it is those characters: a mark stands inside it while the template is rendered and cut into tokens.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
@@ -37,7 +36,9 @@ pub(crate) fn hide_control(codec: &dyn TextCodec, chat: Chat) -> Result<(Chat, O
     let messages = || chat.messages.iter().map(|message| (message, TextOf::message(message)));
     let values = || messages().chain(chat.tools.iter().map(|tool| (tool, TextOf::Others)));
     let has_control = |(value, whose): (&Value, TextOf)| {
-        any_text(value, &|text| codec.hide_control(text, *MARKS.start(), whose).is_some())
+        any_text(value, &mut |text| {
+            codec.hide_control(text, *MARKS.start(), whose).is_some()
+        })
     };
     if !values().any(has_control) {
         return Ok((chat, None));
@@ -57,21 +58,19 @@ pub(crate) fn hide_control(codec: &dyn TextCodec, chat: Chat) -> Result<(Chat, O
 
 /// The first mark that no text has. Each text is read once: a client may have sent all marks but the last one.
 fn free_mark<'a>(values: impl Iterator<Item = &'a Value>) -> Option<char> {
-    let sent = RefCell::new(BTreeSet::new());
-    let note = |text: &str| {
-        let marks = text.chars().filter(|character| MARKS.contains(character));
-        sent.borrow_mut().extend(marks);
-        false
-    };
+    let mut sent = BTreeSet::new();
     for value in values {
-        any_text(value, &note);
+        any_text(value, &mut |text| {
+            sent.extend(text.chars().filter(|character| MARKS.contains(character)));
+            false
+        });
     }
-    let (sent, mut marks) = (sent.into_inner(), MARKS);
+    let mut marks = MARKS;
     marks.find(|mark| !sent.contains(mark))
 }
 
 /// Whether one of the texts of a value, names of fields included, is as asked for.
-fn any_text(value: &Value, is_wanted: &dyn Fn(&str) -> bool) -> bool {
+fn any_text(value: &Value, is_wanted: &mut dyn FnMut(&str) -> bool) -> bool {
     match value {
         Value::String(text) => is_wanted(text),
         Value::Array(list) => list.iter().any(|value| any_text(value, is_wanted)),
