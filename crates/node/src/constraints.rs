@@ -121,7 +121,7 @@ impl AllowedThread {
     }
 }
 
-/// What the thread does until the engine's has ended.
+/// What the thread of the allowed tokens does until the engine's thread has ended.
 fn work(submitted: &Receiver<Arc<StepTokens>>, (places, followed): (&Mutex<Places>, &Followed), all_ahead: bool) {
     loop {
         match submitted.recv_timeout(FORGET_INTERVAL) {
@@ -295,20 +295,12 @@ mod tests {
     const END: TokenId = TokenId(256);
 
     /// One token for each byte, and the end.
-    fn word(token: TokenId) -> Option<(&'static [u8], bool)> {
-        static BYTES: [u8; 256] = {
-            let mut all = [0; 256];
-            let mut byte = 0;
-            while byte < 256 {
-                all[byte] = byte as u8;
-                byte += 1;
-            }
-            all
-        };
-        match token {
-            END => Some((b"<end>", true)),
-            TokenId(byte) => Some((BYTES.get(byte as usize..=byte as usize)?, false)),
-        }
+    fn vocabulary() -> Result<Vocabulary, GrammarError> {
+        let bytes: Vec<u8> = (0..=u8::MAX).collect();
+        Vocabulary::new(257, &[END], |token| match token {
+            END => Some((b"<end>".as_slice(), true)),
+            TokenId(byte) => Some((bytes.get(byte as usize..=byte as usize)?, false)),
+        })
     }
 
     #[test]
@@ -343,7 +335,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_tenant_finds_no_grammar_that_the_node_has_compiled_for_another() {
-        let handle = handle(Grammars::new(|| Vocabulary::new(257, &[END], word)));
+        let handle = handle(Grammars::new(vocabulary));
         let [one, other] = [1, 2].map(|salt| request(Some(PrefixSalt(salt))));
         let mut compiled = Vec::new();
         for request in [&one, &one, &other, &request(None)] {
