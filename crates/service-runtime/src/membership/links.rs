@@ -166,8 +166,8 @@ impl Links {
         }
     }
 
-    /// Dials registered coordinators ([`COORDINATORS_MAX`]), drops each one that is neither registered nor connected, and reports the state of
-    /// etcd.
+    /// Dials registered coordinators, at most [`COORDINATORS_MAX`] in all, drops each one that is neither registered nor connected, and
+    /// reports the state of etcd.
     async fn follow_registry(&mut self) {
         let Some(registry) = &mut self.registry else {
             return;
@@ -210,7 +210,7 @@ impl Links {
         }
     }
 
-    /// Those that are left out get the places of coordinators that go.
+    /// Dials the registered coordinators for which there is room. Those that are left out get the places of coordinators that go.
     fn dial_registered(&mut self, registered: BTreeSet<String>) {
         let mut left_out = 0;
         for address in registered {
@@ -308,8 +308,10 @@ mod tests {
         }
     }
 
-    /// Of a node that is told of no coordinator.
-    fn links(status: watch::Receiver<NodeStatus>, events: mpsc::Sender<MembershipEvent>) -> Links {
+    /// The links of a node that is told of no coordinator, with the sender of its status and the events of its membership.
+    fn links() -> (watch::Sender<NodeStatus>, Links, mpsc::Receiver<MembershipEvent>) {
+        let (status_in, status_out) = watch::channel(status(1, 0));
+        let (events, events_out) = mpsc::channel(64);
         let config = JoinConfig {
             coordinators: CoordinatorsAt::Fixed(Vec::new()),
             record: record(),
@@ -317,7 +319,8 @@ mod tests {
             gauges: MembershipGauges::default(),
             identity: Identity::none(),
         };
-        Links::new(config, status, (events, watch::channel(Vec::new()).0)).unwrap()
+        let links = Links::new(config, status_out, (events, watch::channel(Vec::new()).0)).unwrap();
+        (status_in, links, events_out)
     }
 
     #[tokio::test]
@@ -325,9 +328,7 @@ mod tests {
         async fn broken() {
             panic!("a bug of a stream");
         }
-        let (_status_in, status_out) = watch::channel(status(1, 0));
-        let (events, mut heard) = mpsc::channel(64);
-        let mut links = links(status_out, events);
+        let (_status_in, mut links, mut heard) = links();
         links.tasks.spawn(broken());
         let kept = tokio::spawn(links.keep(Shutdown::new()));
         let heard = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await;
@@ -337,9 +338,7 @@ mod tests {
 
     #[tokio::test]
     async fn of_very_many_registered_coordinators_only_so_many_are_dialled_and_others_when_these_go() {
-        let (_status_in, status_out) = watch::channel(status(1, 0));
-        let (events, _events_out) = mpsc::channel(64);
-        let mut links = links(status_out, events);
+        let (_status_in, mut links, _events_out) = links();
         links.registry = Some(registry_of(1..75));
         links.follow_registry().await;
         assert_eq!((links.running.len(), links.left_out), (COORDINATORS_MAX, 10));
@@ -353,9 +352,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_coordinator_that_has_gone_is_let_go_of_though_every_step_changes_the_status() {
-        let (status_in, status_out) = watch::channel(status(1, 0));
-        let (events, _events_out) = mpsc::channel(64);
-        let mut links = links(status_out, events);
+        let (status_in, mut links, _events_out) = links();
         links.registry = Some(registry_of(0..0));
         let (welcome_in, is_welcome) = watch::channel(true);
         let link = Shutdown::new();
