@@ -7,9 +7,10 @@ use coordinator::keys::Keys;
 use coordinator::keys::file::{ClientKey, KeyFile, Limits, Scope};
 use coordinator::keys::secret::{KeyHash, SecretKey};
 use coordinator::request_handle::ClientEvent;
-use serde_json::json;
+use serde_json::{Value, json};
 use serving_core::request::{Lane, Request, RequestError};
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 
 use super::client::{Answer, request, send};
 use super::harness::{MODEL, Server, until};
@@ -80,6 +81,16 @@ impl Guarded {
         send(self.server.address, &request(method, path, headers, body)).await
     }
 
+    /// A client that waits for the answer to this prompt until it is aborted.
+    fn client(&self, prompt: &Value) -> JoinHandle<Answer> {
+        let bearer = self.bearer(Scope::Inference);
+        let body = json!({"model": MODEL, "prompt": prompt}).to_string();
+        let headers = [("authorization", bearer.as_str())];
+        let bytes = request("POST", "/v1/completions", &headers, body.as_bytes());
+        let address = self.server.address;
+        tokio::spawn(async move { send(address, &bytes).await })
+    }
+
     async fn complete(&self) -> Answer {
         let bearer = self.bearer(Scope::Inference);
         self.ask("POST", "/v1/completions", &[("authorization", &bearer)]).await
@@ -100,6 +111,13 @@ fn assert_is(answer: &Answer, (status, wanted): (u16, &str)) {
         "{}",
         answer.text()
     );
+}
+
+fn tokens_per_minute(count: u32) -> Limits {
+    Limits {
+        tokens_per_minute: at_most(count),
+        ..Limits::default()
+    }
 }
 
 fn at_most(count: u32) -> Option<NonZeroU32> {
@@ -231,11 +249,7 @@ async fn a_key_has_as_many_requests_as_its_limit_says() {
 
 #[tokio::test]
 async fn a_key_pays_for_the_tokens_of_prompt_and_answer() {
-    let limits = Limits {
-        tokens_per_minute: at_most(6),
-        ..Limits::default()
-    };
-    let guarded = Guarded::saying(limits, "xyz").await;
+    let guarded = Guarded::saying(tokens_per_minute(6), "xyz").await;
     assert_eq!(guarded.complete().await.header("x-ratelimit-remaining-tokens"), "1");
     let second = guarded.complete().await;
     assert_is(&second, (429, "rate_limit_exceeded"));
@@ -245,30 +259,22 @@ async fn a_key_pays_for_the_tokens_of_prompt_and_answer() {
 
 #[tokio::test]
 async fn a_key_pays_for_a_request_of_which_a_node_had_any_prompt() {
-    let limits = Limits {
-        tokens_per_minute: at_most(12),
-        ..Limits::default()
-    };
     // The first prompt finds no place.
     let play = |request: &Request| match request.prompt[0].0 == u32::from(b'a') {
         true => Script::Play(vec![Step::Hang]),
         false => Script::Play(vec![placed(), Step::Hang]),
     };
-    let guarded = Guarded::start(limits, play).await;
-    let bearer = guarded.bearer(Scope::Inference);
-    let headers = [("authorization", bearer.as_str())];
-    let body = json!({"model": MODEL, "prompt": ["a", "b"]}).to_string();
-    let bytes = request("POST", "/v1/completions", &headers, body.as_bytes());
-    let address = guarded.server.address;
-    let open = tokio::spawn(async move { send(address, &bytes).await });
+    let guarded = Guarded::start(tokens_per_minute(12), play).await;
+    let open = guarded.client(&json!(["a", "b"]));
     until(|| (guarded.server.submitted() == 2).then_some(())).await;
-    // The word of the second one's place is on its way to the handler. All tasks run on this thread.
+    // The message that the second prompt has its place is on its way to the handler. All tasks run on this thread.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
     open.abort();
     until(|| (guarded.server.heard.lock().unwrap().cancelled.len() == 2).then_some(())).await;
-    let next = guarded.ask("POST", "/tokenize", &headers).await;
+    let bearer = guarded.bearer(Scope::Inference);
+    let next = guarded.ask("POST", "/tokenize", &[("authorization", &bearer)]).await;
     assert_is(&next, (429, "rate_limit_exceeded"));
 }
 
@@ -279,16 +285,7 @@ async fn an_open_request_takes_a_place_until_its_client_has_left() {
         ..Limits::default()
     };
     let guarded = Guarded::start(limits, |_| Script::Play(vec![placed(), Step::Hang])).await;
-    let bearer = guarded.bearer(Scope::Inference);
-    let body = json!({"model": MODEL, "prompt": "abc"}).to_string();
-    let bytes = request(
-        "POST",
-        "/v1/completions",
-        &[("authorization", &bearer)],
-        body.as_bytes(),
-    );
-    let address = guarded.server.address;
-    let open = tokio::spawn(async move { send(address, &bytes).await });
+    let open = guarded.client(&json!("abc"));
     until(|| (guarded.server.submitted() == 1).then_some(())).await;
     let second = guarded.complete().await;
     assert_is(&second, (429, "rate_limit_exceeded"));
