@@ -91,6 +91,14 @@ impl Up {
         send_signal(signal, self.child.id().context("up is gone")?).await
     }
 
+    async fn drains(&self) -> anyhow::Result<()> {
+        wait_until("the drain has begun", EXIT_WITHIN, || {
+            let said = self.said();
+            std::future::ready(if said.contains("draining") { Ok(()) } else { Err(said) })
+        })
+        .await
+    }
+
     /// The exit status and what it said, once it and all its processes are gone.
     async fn ended(mut self) -> anyhow::Result<(Option<i32>, String)> {
         let pids = self.pids();
@@ -154,11 +162,7 @@ async fn a_second_ctrl_c_stops_at_once() -> anyhow::Result<()> {
     answer.chunk().await?.context("the answer starts")?;
     let asked = std::time::Instant::now();
     up.signal("INT").await?;
-    wait_until("the first Ctrl-C seen", EXIT_WITHIN, || {
-        let said = up.said();
-        std::future::ready(if said.contains("draining") { Ok(()) } else { Err(said) })
-    })
-    .await?;
+    up.drains().await?;
     up.signal("INT").await?;
     let (status, said) = up.ended().await?;
     assert_eq!(status, Some(130), "{said}");
@@ -177,11 +181,7 @@ async fn a_process_that_dies_during_the_drain_is_a_failure_and_its_log_stays() -
     let answer = drain_without_prefill(&up).await?;
     // It ends with its client.
     drop(answer);
-    let (status, said) = up.ended().await?;
-    assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("prefill-0") && said.contains("signal: 9"), "{said}");
-    assert!(said.contains("the processes' logs are in"), "{said}");
-    Ok(())
+    ends_with_logs(up, 1).await
 }
 
 #[tokio::test]
@@ -190,8 +190,13 @@ async fn a_second_ctrl_c_keeps_the_log_of_a_process_that_had_died() -> anyhow::R
     let up = Up::start("1p1d").await?;
     let _answer = drain_without_prefill(&up).await?;
     up.signal("INT").await?;
+    ends_with_logs(up, 130).await
+}
+
+/// It ends with this exit status, says how the prefill node died, and keeps the logs.
+async fn ends_with_logs(up: Up, wanted: i32) -> anyhow::Result<()> {
     let (status, said) = up.ended().await?;
-    assert_eq!(status, Some(130), "{said}");
+    assert_eq!(status, Some(wanted), "{said}");
     assert!(said.contains("prefill-0") && said.contains("signal: 9"), "{said}");
     assert!(said.contains("the processes' logs are in"), "{said}");
     Ok(())
@@ -206,13 +211,9 @@ async fn drain_without_prefill(up: &Up) -> anyhow::Result<reqwest::Response> {
     let mut answer = stream(up, 2000).await?;
     answer.chunk().await?.context("the answer starts")?;
     up.signal("TERM").await?;
-    wait_until("the drain has begun", EXIT_WITHIN, || {
-        let said = up.said();
-        std::future::ready(if said.contains("draining") { Ok(()) } else { Err(said) })
-    })
-    .await?;
+    up.drains().await?;
     send_signal("KILL", pid).await?;
-    // A process that exits has no facts any more before its parent can hear of its end. Its folder goes when the parent has.
+    // `ProcessFacts` end with the process, which is before its parent has heard of it. The folder of the process goes after that.
     let folder = PathBuf::from(format!("/proc/{pid}"));
     wait_until("up has heard of its end", EXIT_WITHIN, || {
         std::future::ready(if folder.exists() {
