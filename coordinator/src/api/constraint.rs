@@ -320,11 +320,8 @@ mod tests {
     use super::*;
     use crate::api::error::Retry;
     use crate::api::limits::COMPILED_AT_ONCE;
-    use crate::api::tests::{key, state};
+    use crate::api::tests::{PATIENCE, key, state};
     use crate::keys::file::Limits;
-
-    /// Longer than a task takes that nothing holds up.
-    const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]
     fn a_grammar_that_no_thread_compiles_is_not_the_clients_mistake() {

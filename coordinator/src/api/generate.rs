@@ -407,10 +407,7 @@ mod tests {
     use super::*;
     use crate::api::limits::COMPILED_AT_ONCE;
     use crate::api::router;
-    use crate::api::tests::state;
-
-    /// Longer than a task takes that nothing holds up.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    use crate::api::tests::{PATIENCE, state};
 
     fn completion(time_limit_ms: &str, body: Body) -> axum::http::Request<Body> {
         axum::http::Request::post("/v1/completions")

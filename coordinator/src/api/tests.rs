@@ -15,6 +15,8 @@ use crate::request_handle::{Readiness, Rejected, RequestHandle, Submission, Subm
 use crate::text::TextModel;
 
 const BODY_BYTES_MAX: usize = 1 << 20;
+/// Longer than a task takes that nothing holds up.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Nothing is submitted here.
 struct Nobody;
