@@ -265,7 +265,7 @@ mod tests {
 
     const PROGRAM: Program = Program {
         name: "coordinator",
-        about: "The one of a test.",
+        about: "The coordinator of a test.",
         version: "1.0.0",
     };
 

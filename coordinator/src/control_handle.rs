@@ -172,7 +172,7 @@ impl Submit for ControlHandle {
     fn readiness(&self) -> Readiness {
         match self.readiness.has_changed() {
             Ok(_) => self.readiness.borrow().clone(),
-            // The loop has ended, by a panic too, and its last word counts no more.
+            // The loop has ended, perhaps by a panic, so what it said last no longer holds.
             Err(_) => Readiness::Draining,
         }
     }

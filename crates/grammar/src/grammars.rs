@@ -143,7 +143,7 @@ impl Grammars {
         drop(spawned);
     }
 
-    /// For somebody without a salt.
+    /// Compiles a grammar for a request without a salt.
     #[cfg(test)]
     pub(crate) fn compile(&self, grammar: &OutputGrammar) -> Result<Arc<CompiledGrammar>, GrammarError> {
         self.compile_for(None, grammar)

@@ -15,7 +15,7 @@ const WORD_BITS: u32 = u32::BITS;
 const REPLAYED_TOKENS: usize = 64;
 
 /// The places of one engine's sequences. A place is only a shortcut: without it the outputs are followed from the first one.
-/// It may take tens of megabytes, so whoever knows that a request has ended says so ([`Places::forget`]).
+/// A place may take tens of megabytes, so whoever knows that a request has ended says so ([`Places::forget`]).
 #[derive(Debug)]
 pub struct Places {
     grammars: Arc<Grammars>,

@@ -40,9 +40,9 @@ metrics! {
     ITL_STALLS = Metric::counter("baton_itl_stalls", Events, "Gaps over four times the request's median, by cause")
         .by(&[LANE, STALL_CAUSE]).on(COORDINATOR);
     PROMPT_TOKENS = Metric::histogram(("baton_prompt_tokens", edges::REQUEST_TOKENS), Tokens,
-        "Prompt tokens of one request that a node had").on(COORDINATOR);
+        "Prompt tokens of one request that was given to a node").on(COORDINATOR);
     OUTPUT_TOKENS = Metric::histogram(("baton_output_tokens", edges::REQUEST_TOKENS), Tokens,
-        "Output tokens of one request that a node had").on(COORDINATOR);
+        "Output tokens of one request that was given to a node").on(COORDINATOR);
     SLO_TOTAL = Metric::counter("baton_slo", Requests, "Requests judged by an SLO profile")
         .by(&[SLO, LANE]).on(COORDINATOR);
     SLO_GOOD = Metric::counter("baton_slo_good", Requests, "Requests that kept every limit of their SLO profile")
@@ -52,7 +52,7 @@ metrics! {
     SLO_OBJECTIVE = Metric::gauge("baton_slo_objective", Ratio, "Share of good requests promised").on(COORDINATOR);
     HANDLER_PANICS = Metric::counter("baton_handler_panics", Requests, "Requests whose handler panicked").on(COORDINATOR);
     KEY_REFUSALS = Metric::counter("baton_key_refusals", Requests,
-        "Requests that the limit of a key refused, by limit; they are no generation requests yet").by(&[KEY_LIMIT]).on(COORDINATOR);
+        "Requests that a limit of a key refused, by limit; the count of generation requests leaves them out").by(&[KEY_LIMIT]).on(COORDINATOR);
 
     STAGE_SECONDS = Metric::histogram(("baton_stage_seconds", edges::STAGE), Seconds,
         "Time of requests in each stage; on the coordinator phase ttft sums to TTFT").by(&[STAGE, PHASE]).on(ALL_ROLES);

@@ -192,8 +192,8 @@ impl Cluster {
             .filter(move |n| n.record.role == role && n.is_usable(now))
     }
 
-    /// Decode nodes that can hold the request; permits are not looked at here. Nodes of its group that have not failed it come alone, if there
-    /// are any.
+    /// Decode nodes that can hold the request. Permits are not looked at here. Nodes of the request's group are taken alone, if there are
+    /// any. Of the nodes that are left, those that have not failed the request are taken alone, if there are any.
     pub(super) fn decode_nodes(&self, now: Time, tracked: &AdmittedRequest) -> Vec<&Node> {
         let (request, avoid, group) = (&tracked.request, &tracked.avoid, tracked.group);
         let decode = self.usable(now, NodeRole::Decode).filter(|n| whole_fits(request, n));
