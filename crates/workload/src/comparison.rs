@@ -72,9 +72,18 @@ pub struct TuningPoint {
     pub settings: BTreeMap<String, serde_json::Value>,
     /// Requests a second that met both limits.
     pub goodput: f64,
+    /// 0: no answer had such a time ([`TuningPoint::p99s_ms`]).
     pub ttft_ms_p99: f64,
+    /// 0: no answer had such a time.
     pub itl_ms_p99: f64,
     pub is_chosen: bool,
+}
+
+impl TuningPoint {
+    /// The p99 of TTFT and of ITL. `None`: no answer had such a time.
+    pub fn p99s_ms(&self) -> [Option<f64>; 2] {
+        [self.ttft_ms_p99, self.itl_ms_p99].map(|ms| (ms > 0.0).then_some(ms))
+    }
 }
 
 /// One shape of traffic, measured on every arm.

@@ -307,7 +307,8 @@ impl Tried {
 
     /// The client was on time, and something was answered.
     fn is_evidence(&self) -> bool {
-        !self.is_client_late && self.point.ttft_ms_p99 > 0.0
+        let [ttft, _] = self.point.p99s_ms();
+        !self.is_client_late && ttft.is_some()
     }
 }
 
@@ -375,16 +376,16 @@ fn words(settings: &BTreeMap<String, serde_json::Value>) -> String {
 }
 
 fn text(tuning: &Tuning, terminal: Terminal) -> String {
-    // 0 stands for a time that no answer had.
-    let time = |ms: f64| if ms > 0.0 { format!("{ms:.1}") } else { "-".to_owned() };
+    let time = |ms: Option<f64>| ms.map_or("-".to_owned(), |ms| format!("{ms:.1}"));
     let mut table = Table::new(&["settings", ">goodput/s", ">TTFT p99 ms", ">ITL p99 ms", ""]);
     for point in &tuning.points {
         let paint = if point.is_chosen { Paint::Good } else { Paint::Dim };
+        let [ttft, itl] = point.p99s_ms().map(time);
         table.row(vec![
             Cell::new(words(&point.settings)).paint(paint),
             format!("{:.2}", point.goodput).into(),
-            time(point.ttft_ms_p99).into(),
-            time(point.itl_ms_p99).into(),
+            ttft.into(),
+            itl.into(),
             Cell::new(if point.is_chosen { "<- chosen" } else { "" }).paint(paint),
         ]);
     }

@@ -71,8 +71,7 @@ fn accepted(comparison: &Comparison, shape: &Shape) -> String {
 }
 
 fn points(text: &mut String, comparison: &Comparison) {
-    // 0 stands for a time that no answer had.
-    let time = |ms: f64| if ms > 0.0 { format!("{ms:.0}") } else { "-".to_owned() };
+    let time = |ms: Option<f64>| ms.map_or("-".to_owned(), |ms| format!("{ms:.0}"));
     text.push_str("\n## Accepted and rejected settings\n\n");
     text.push_str("| arm | settings | good requests/s | TTFT p99 ms | ITL p99 ms | |\n|---|---|---|---|---|---|\n");
     for arm in &comparison.arms {
@@ -82,14 +81,13 @@ fn points(text: &mut String, comparison: &Comparison) {
                 .iter()
                 .map(|(name, value)| format!("{name} {value}"))
                 .collect();
+            let [ttft, itl] = point.p99s_ms().map(time);
             let _ = writeln!(
                 text,
-                "| {} | {} | {:.2} | {} | {} | {} |",
+                "| {} | {} | {:.2} | {ttft} | {itl} | {} |",
                 arm.name,
                 settings.join(", "),
                 point.goodput,
-                time(point.ttft_ms_p99),
-                time(point.itl_ms_p99),
                 if point.is_chosen { "accepted" } else { "rejected" }
             );
         }

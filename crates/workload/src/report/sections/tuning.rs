@@ -38,13 +38,14 @@ pub fn section(view: &View<'_>) -> Section {
             } else {
                 (Tone::Faint, "rejected")
             };
+            let [ttft, itl] = point.p99s_ms().map(maybe);
             table.toned(
                 tone,
                 vec![
                     settings(&point.settings),
                     number(point.goodput),
-                    time(point.ttft_ms_p99),
-                    time(point.itl_ms_p99),
+                    ttft,
+                    itl,
                     choice.to_owned(),
                 ],
             );
@@ -55,11 +56,6 @@ pub fn section(view: &View<'_>) -> Section {
         }
     }
     section
-}
-
-/// 0 stands for a time that no answer had.
-fn time(ms: f64) -> String {
-    maybe((ms > 0.0).then_some(ms))
 }
 
 fn settings(settings: &BTreeMap<String, serde_json::Value>) -> String {
