@@ -172,16 +172,22 @@ impl Summary {
     pub fn per_resource(&self, resources: &Resources) -> PerResource {
         let by = |amount: f64, count: u32| (count > 0).then(|| amount / f64::from(count));
         let output = self.throughput.output_tokens_per_s;
-        let dollars = resources.price_per_hour.map(|price| price * self.duration_s / 3600.0);
-        let millions = self.accepted_tokens as f64 / 1e6;
         PerResource {
             goodput_per_core: by(self.goodput_per_s, resources.cores),
             goodput_per_gpu: by(self.goodput_per_s, resources.gpus),
             output_tokens_per_s_per_core: by(output, resources.cores),
             output_tokens_per_s_per_gpu: by(output, resources.gpus),
-            dollars_per_million_accepted_tokens: dollars.filter(|_| millions > 0.0).map(|dollars| dollars / millions),
+            dollars_per_million_accepted_tokens: resources
+                .price_per_hour
+                .and_then(|price| dollars_per_million(price, self.duration_s, self.accepted_tokens)),
         }
     }
+}
+
+/// US dollars for a million of the tokens that were accepted in so many seconds. `None`: there are no such tokens.
+pub(crate) fn dollars_per_million(price_per_hour: f64, seconds: f64, accepted_tokens: u64) -> Option<f64> {
+    let dollars = price_per_hour * seconds / 3600.0;
+    (accepted_tokens > 0).then(|| dollars / (accepted_tokens as f64 / 1e6))
 }
 
 impl Lag {

@@ -6,6 +6,7 @@ use crate::record::Outcome;
 use crate::report::document::{Block, Section, Table, Tone};
 use crate::report::text::{maybe, number, percent, short, tick};
 use crate::report::view::{ArmView, LoadView, Subject, View};
+use crate::summary::dollars_per_million;
 use crate::verdict::is_same_load;
 
 pub fn section(view: &View<'_>) -> Section {
@@ -99,7 +100,7 @@ fn dollars(arm: &ArmView<'_>) -> Option<f64> {
     let summaries = || arm.runs.iter().map(|(_, summary)| summary);
     let tokens: u64 = summaries().map(|summary| summary.accepted_tokens).sum();
     let seconds: f64 = summaries().map(|summary| summary.duration_s).sum();
-    (tokens > 0).then(|| price * seconds / 3600.0 / tokens as f64 * 1e6)
+    dollars_per_million(price, seconds, tokens)
 }
 
 fn contrasts(caption: &str, contrasts: &[&Contrast]) -> Table {
