@@ -17,6 +17,15 @@ fn made_up() -> Comparison {
     MADE.get_or_init(|| synthetic::comparison(1)).clone()
 }
 
+fn markdown_of(run: &Run) -> String {
+    let frame = RunFrame {
+        slo: synthetic::empty().slo,
+        date: "2026-11-25".to_owned(),
+        command: "baton bench run".to_owned(),
+    };
+    Report::of_run(run.clone(), frame).markdown()
+}
+
 fn hostile() -> Comparison {
     let mut comparison = made_up();
     let evil = || HOSTILE.to_owned();
@@ -207,13 +216,8 @@ fn a_single_run_is_called_one_and_has_no_verdict() {
 #[test]
 fn the_summary_says_how_many_requests_have_no_part_in_its_percentiles() {
     use crate::test_kit::{request, run};
-    let summary_of = |run: &crate::record::Run| {
-        let frame = RunFrame {
-            slo: synthetic::empty().slo,
-            date: "2026-11-25".to_owned(),
-            command: "baton bench run".to_owned(),
-        };
-        let markdown = Report::of_run(run.clone(), frame).markdown();
+    let summary_of = |run: &Run| {
+        let markdown = markdown_of(run);
         let (summary, _) = markdown.split_once("## Verdict table").expect("the next section");
         summary.to_owned()
     };
@@ -227,20 +231,12 @@ fn the_summary_says_how_many_requests_have_no_part_in_its_percentiles() {
 #[test]
 fn a_run_that_was_stopped_early_says_what_it_lacks() {
     let mut run = made_up().shapes.remove(0).runs.remove(0).run;
-    let report_of = |run: &crate::record::Run| {
-        let frame = RunFrame {
-            slo: synthetic::empty().slo,
-            date: "2026-11-25".to_owned(),
-            command: "baton bench run".to_owned(),
-        };
-        Report::of_run(run.clone(), frame).markdown()
-    };
     run.environment.insert("unfinished".to_owned(), 0.into());
     run.environment.insert("interrupted".to_owned(), false.into());
-    assert!(!report_of(&run).contains("Stopped early"));
+    assert!(!markdown_of(&run).contains("Stopped early"));
     run.environment.insert("unfinished".to_owned(), 17.into());
     run.environment.insert("interrupted".to_owned(), true.into());
-    let markdown = report_of(&run);
+    let markdown = markdown_of(&run);
     assert!(
         markdown.contains("Stopped early: 1 of the runs") && markdown.contains("17 requests"),
         "{markdown}"
@@ -255,12 +251,7 @@ fn a_single_run_says_its_traffic_and_its_hypothesis() {
     run.environment
         .insert("trace".to_owned(), "prompts of 77 tokens".into());
     run.environment.insert("hypothesis".to_owned(), words.into());
-    let frame = RunFrame {
-        slo: synthetic::empty().slo,
-        date: "2026-11-25".to_owned(),
-        command: "baton bench run".to_owned(),
-    };
-    let markdown = Report::of_run(run, frame).markdown();
+    let markdown = markdown_of(&run);
     assert!(markdown.contains("Traffic: prompts of 77 tokens"), "{markdown}");
     assert!(
         markdown.contains(words) && !markdown.contains("nothing was predicted"),
