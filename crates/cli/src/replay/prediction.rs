@@ -124,62 +124,28 @@ fn direction(shares: &[f64]) -> Direction {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::time::Duration;
-
-    use serving_core::request::Lane;
-    use workload::comparison::Slo;
-    use workload::record::{LoopKind, Outcome, RequestRecord, Run, RunPart, Usage};
+    use workload::record::Outcome;
 
     use super::*;
+    use crate::compare::test_kit::{comparison, record, run};
 
     /// Of a run with one request. `None`: it was refused.
-    fn with_ttft(ttft_ms: Option<u64>) -> Summary {
-        let tokens: Vec<Duration> = ttft_ms.map(Duration::from_millis).into_iter().collect();
-        let record = RequestRecord {
-            id: "r".to_owned(),
-            part: RunPart::Measured,
-            lane: Lane::Interactive,
-            prompt_tokens: 1,
-            cached_tokens: None,
-            output_tokens: 1,
-            scheduled: Duration::ZERO,
-            sent: Duration::ZERO,
-            ended: Duration::from_secs(1),
-            outcome: match ttft_ms {
-                Some(_) => Outcome::Completed,
-                None => Outcome::Refused { status: 429 },
-            },
-            tokens,
-            output_hash: None,
-            server: None,
-        };
-        let run = Run {
-            name: "test".to_owned(),
-            loop_kind: LoopKind::Simulated,
-            offered: 1.0,
-            records: vec![record],
-            measured: Duration::from_secs(1),
-            client: Usage::default(),
-            server: BTreeMap::new(),
-            environment: BTreeMap::new(),
-        };
-        let slo = Slo {
-            name: "custom".to_owned(),
-            ttft_ms_max: 100.0,
-            itl_ms_max: 100.0,
-        };
-        Summary::of(&run, &slo)
+    fn with_ttft(ttft_ms: Option<f64>) -> Summary {
+        let mut request = record(0, ttft_ms.as_slice());
+        if ttft_ms.is_none() {
+            request.outcome = Outcome::Refused { status: 429 };
+        }
+        Summary::of(&run("test", vec![request]), &comparison().slo)
     }
 
     #[test]
     fn a_simulation_that_completed_nothing_leaves_no_figure_of_a_latency() {
-        let shown = |metric: &str, changed: [Option<u64>; 3]| {
-            let prediction = Prediction::of(&[Some(10); 3].map(with_ttft), &changed.map(with_ttft));
+        let shown = |metric: &str, changed: [Option<f64>; 3]| {
+            let prediction = Prediction::of(&[Some(10.0); 3].map(with_ttft), &changed.map(with_ttft));
             let row = prediction.rows.into_iter().find(|row| row.metric == metric);
             row.map(|row| (row.changed, row.direction))
         };
-        let (all, some, none) = ([Some(5); 3], [Some(5), Some(5), None], [None; 3]);
+        let (all, some, none) = ([Some(5.0); 3], [Some(5.0), Some(5.0), None], [None; 3]);
         assert_eq!(shown("ttft_ms_p50", all), Some((Some(5.0), Direction::Lower)));
         assert_eq!(shown("ttft_ms_p50", some), Some((None, Direction::None)));
         assert_eq!(shown("ttft_ms_p50", none), Some((None, Direction::None)));
