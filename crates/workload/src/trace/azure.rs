@@ -92,10 +92,10 @@ fn three_numbers(text: &str, between: char) -> Option<[u64; 3]> {
 
 /// Days since the first day of the year 1, in the Gregorian calendar. `None`: the calendar has no such day.
 fn days(year: u64, month: u64, day: u64) -> Option<u64> {
-    const BEFORE_MONTH: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
     const OF_MONTH: [u64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
     let at = usize::try_from(month.checked_sub(1)?).ok()?;
-    let (before_month, of_month) = (BEFORE_MONTH.get(at)?, OF_MONTH.get(at)?);
+    let of_month = OF_MONTH.get(at)?;
+    let before_month: u64 = OF_MONTH[..at].iter().sum();
     let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let years = year.checked_sub(1)?;
     let longest = of_month + u64::from(is_leap && month == 2);
