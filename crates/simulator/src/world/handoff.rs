@@ -322,11 +322,10 @@ impl World<'_> {
         for stretch in &handoff.stretches {
             self.links.give_back(now, (from, to), stretch.taken);
         }
+        let sender = &mut self.nodes[from];
         // What a node has sent counts over all its lives, so this is right also when the sender is gone.
-        let sent = &mut self.nodes[from].kv_bytes_sent;
-        *sent = sent.saturating_sub(unsent);
-        if self.nodes[handoff.from.node].is_at(handoff.from) {
-            let sender = &mut self.nodes[handoff.from.node];
+        sender.kv_bytes_sent = sender.kv_bytes_sent.saturating_sub(unsent);
+        if sender.is_at(handoff.from) {
             sender.queued_blocks = sender.queued_blocks.saturating_sub(handoff.queued);
         }
         Some(handoff)
