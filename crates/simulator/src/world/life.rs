@@ -173,9 +173,9 @@ impl World<'_> {
         }
     }
 
-    /// Deadlines, holds and reservations are looked at when the first of them is over; these and the quarantine also every second
-    /// while there is anything to look at. To be called wherever one may be over sooner than what was known. What it puts off stays in
-    /// the agenda for a second at most, and then does nothing.
+    /// A node looks at its deadlines, holds and reservations when the first of them is over. While there is anything to look at, it looks
+    /// at these and at the quarantine every second, too. To be called wherever one of them may be over sooner than the first one so far.
+    /// The entry for the later time stays in the agenda for a second at most, and then does nothing.
     pub(super) fn tick_soon(&mut self, node: usize) {
         let latest = self.now() + TICK;
         let own = &mut self.nodes[node];
