@@ -23,6 +23,7 @@ use crate::local_cluster::{
     Observer, Refused,
 };
 use crate::model::progress::Progress;
+use crate::model::{resolve, with_exit};
 use crate::signals::{Signals, Stop};
 use crate::terminal::{Terminal, say};
 use crate::topology::Topology;
@@ -106,7 +107,7 @@ pub fn run(args: UpArgs) -> anyhow::Result<Exit> {
     let refused = |refused: Refused| ExitError::new(refused.exit(), refused.into());
     // A model may take minutes to fetch. What is wrong with the settings is said before.
     options.check_settings().map_err(refused)?;
-    let model = crate::model::resolve(&args.model).map_err(|error| ExitError::new(error.exit(), error.into()))?;
+    let model = resolve(&args.model).map_err(with_exit)?;
     options.model = model.path;
     // Without a name here each process takes the name of the file or folder.
     if options.settings.served_model_name.is_empty() {

@@ -19,8 +19,9 @@ use super::interrupt::{is_cut, until_interrupted};
 use super::load::plan::LoadPlan;
 use super::measure::{leave_out_edges, measure, write_json};
 use super::server::WARM_UP_REQUESTS;
-use crate::exit::{Exit, ExitError, WithExit as _};
+use crate::exit::{Exit, WithExit as _};
 use crate::local_cluster::{ClusterSettings, LocalCluster, LocalClusterOptions};
+use crate::model::{resolve, with_exit};
 use crate::observe::table::{Cell, Table};
 use crate::stdout::print_result;
 use crate::terminal::{Paint, Terminal, say};
@@ -191,7 +192,7 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
 }
 
 fn model_of(args: &TuneArgs) -> anyhow::Result<PathBuf> {
-    let model = crate::model::resolve(&args.model).map_err(|error| ExitError::new(error.exit(), error.into()))?;
+    let model = resolve(&args.model).map_err(with_exit)?;
     Ok(model.path)
 }
 
