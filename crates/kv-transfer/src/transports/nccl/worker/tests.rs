@@ -130,6 +130,20 @@ impl Played {
     }
 }
 
+/// A communicator whose exchange never runs, and whose abort hangs and is counted as late.
+async fn with_a_late_abort(play: Play) -> (Played, Running) {
+    let mut played = started(Play {
+        never_runs: true,
+        abort_hangs: true,
+        ..play
+    });
+    played.ready().await;
+    let running = played.worker.exchange(Direction::Send, run());
+    played.ended().await;
+    eventually("it is counted as late", || played.kept.load(Ordering::SeqCst) == 1).await;
+    (played, running)
+}
+
 /// The exchange never counts as run.
 async fn is_lost(mut running: Running) {
     let over = tokio::time::timeout(Duration::from_millis(20), running.over()).await;
@@ -197,15 +211,7 @@ async fn an_asynchronous_error_ends_it_at_once() {
 
 #[tokio::test]
 async fn an_abort_that_hangs_keeps_the_memory_and_the_next_communicator_works() {
-    let mut hung = started(Play {
-        never_runs: true,
-        abort_hangs: true,
-        ..Play::default()
-    });
-    hung.ready().await;
-    let _running = hung.worker.exchange(Direction::Send, run());
-    hung.ended().await;
-    eventually("it is counted", || hung.kept.load(Ordering::SeqCst) == 1).await;
+    let (hung, _running) = with_a_late_abort(Play::default()).await;
     assert!(may_run(), "memory of the device must not be freed now");
     assert_eq!(hung.memory.strong_count(), 1);
     let mut next = started(Play::default());
@@ -239,16 +245,11 @@ async fn an_abort_that_fails_keeps_the_memory() {
 
 #[tokio::test]
 async fn an_abort_that_is_late_and_then_fails_counts_once() {
-    let mut late = started(Play {
-        never_runs: true,
-        abort_hangs: true,
+    let (late, _running) = with_a_late_abort(Play {
         abort_fails: true,
         ..Play::default()
-    });
-    late.ready().await;
-    let _running = late.worker.exchange(Direction::Send, run());
-    late.ended().await;
-    eventually("it is counted as late", || late.kept.load(Ordering::SeqCst) == 1).await;
+    })
+    .await;
     late.double.let_go.store(true, Ordering::SeqCst);
     eventually("it has failed", || late.double.aborts.load(Ordering::SeqCst) == 1).await;
     // The thread drops what it has to count with when it has ended.
