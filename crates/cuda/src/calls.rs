@@ -27,7 +27,7 @@ macro_rules! calls {
         $(
             /// # Safety
             /// What NVIDIA's documentation of the function asks for. The loader has found the driver.
-            #[allow(non_snake_case, clippy::too_many_arguments, reason = "NVIDIA's function has this name and them")]
+            #[allow(non_snake_case, clippy::too_many_arguments, reason = "NVIDIA's function has this name and these arguments")]
             pub(crate) unsafe fn $name($($arg: $type),*) -> c_int {
                 type Call = unsafe extern "C" fn($($type),*) -> c_int;
                 static CALL: OnceLock<Call> = OnceLock::new();
@@ -115,7 +115,7 @@ unsafe fn find<F: Copy>(name: &str) -> F {
     *found.unwrap_or_else(|error| panic!("the loader found {name}, and now it is not there: {error}"))
 }
 
-/// The driver's name of a status. It was asked before, so it is there.
+/// The driver's name of a status that one of its functions has returned. So the driver is there.
 pub(crate) fn name_of(code: c_int) -> String {
     let mut text: *const c_char = std::ptr::null();
     // SAFETY: the driver writes a pointer to a text that it keeps, or null for a code that it does not know.

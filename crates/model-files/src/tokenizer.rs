@@ -104,11 +104,11 @@ impl Tokenizer {
         self.control.hide(text, mark, role_marks)
     }
 
-    /// Those tokens that somebody added to the vocabulary as plain text for which `is_role_mark` says so. White space and single
-    /// characters are none.
+    /// The marks of roles among the tokens that somebody added to the vocabulary as plain text: those for which `is_role_mark` says so.
+    /// White space and single characters are none.
     ///
     /// # Errors
-    /// [`TokenizerError::Build`], which the tokens of a tokenizer that was built are not known to cause.
+    /// [`TokenizerError::Build`]. No tokenizer that was built is known to cause it.
     pub fn role_marks(&self, is_role_mark: &dyn Fn(&str) -> bool) -> Result<RoleMarks, TokenizerError> {
         RoleMarks::new(&self.tokens, is_role_mark)
     }

@@ -254,7 +254,7 @@ fn times(left: &Value, right: &Value) -> Result<Value, Error> {
             return Err(wrong("repeated list is too large"));
         }
         let items: Vec<Value> = repeated.try_iter()?.collect();
-        // However often nothing is repeated, it is nothing, and is not counted out.
+        // An empty list stays empty, however often it is repeated. So the repeats are not gone through.
         let count = if items.is_empty() { 0 } else { count };
         let repeats = std::iter::repeat_n(items, count).flatten();
         return built(Value::from(repeats.collect::<Vec<_>>()));

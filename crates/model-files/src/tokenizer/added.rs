@@ -82,7 +82,7 @@ impl AddedTokens {
     pub(super) fn fragments<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Fragment<'a>> + 'a {
         let mut matches = self.finder.iter().flat_map(|finder| finder.find_iter(text.as_bytes()));
         let mut done = 0;
-        // Between the end of some token and here is only the white space that the token took.
+        // The end of the white space that an earlier token took. Up to here it need not be read again.
         let mut white_until = 0;
         let mut next_token = None;
         let mut is_over = false;
