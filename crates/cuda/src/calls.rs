@@ -52,6 +52,7 @@ calls! {
     cuDriverGetVersion(version: *mut c_int);
     cuEventCreate(event: *mut CUevent, flags: c_uint);
     cuEventDestroy_v2(event: CUevent);
+    cuEventElapsedTime(ms: *mut f32, earlier: CUevent, later: CUevent);
     cuEventQuery(event: CUevent);
     cuEventRecord(event: CUevent, stream: CUstream);
     cuEventSynchronize(event: CUevent);

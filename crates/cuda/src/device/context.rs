@@ -12,7 +12,7 @@ use super::facts::DeviceFacts;
 use super::handle::{Raw, RawEvent};
 use crate::calls;
 use crate::error::{Cause, CudaError, check};
-use crate::loader::{DriverTable, Libraries};
+use crate::loader::Libraries;
 
 /// What is left of an owner.
 pub(super) enum Garbage {
@@ -51,7 +51,6 @@ pub(crate) struct Context {
     device: sys::CUdevice,
     context: Raw<sys::CUctx_st>,
     facts: DeviceFacts,
-    driver: DriverTable,
     /// Freed at the next chance. It has as many entries as owners were dropped during a capture or a copy, or after the device was
     /// given up.
     garbage: Mutex<Vec<Garbage>>,
@@ -69,7 +68,7 @@ impl fmt::Debug for Context {
 
 impl Context {
     pub fn open(libraries: &Libraries, ordinal: u32) -> Result<Self, CudaError> {
-        let driver = libraries.driver()?;
+        libraries.check_driver()?;
         let (device, facts) = DeviceFacts::read(ordinal)?;
         let mut context: sys::CUcontext = std::ptr::null_mut();
         // SAFETY: the driver has this device and writes one handle.
@@ -79,7 +78,6 @@ impl Context {
             device,
             context: Raw(context),
             facts,
-            driver,
             garbage: Mutex::default(),
             is_given_up: AtomicBool::new(false),
         })
@@ -87,10 +85,6 @@ impl Context {
 
     pub fn facts(&self) -> &DeviceFacts {
         &self.facts
-    }
-
-    pub fn driver(&self) -> &DriverTable {
-        &self.driver
     }
 
     /// Makes the context current for this thread. The driver keeps it in a variable of the thread, so this takes tens of

@@ -95,10 +95,9 @@ impl Event {
     pub fn ms_since(&self, earlier: &Event) -> Result<f32, CudaError> {
         self.context.enter()?;
         let mut elapsed_ms: f32 = 0.0;
-        let driver = self.context.driver();
         // SAFETY: both events are alive, and the driver writes one number.
-        let code = unsafe { (driver.elapsed_ms)(&raw mut elapsed_ms, earlier.raw.0.0, self.raw.0.0) };
-        check("cuEventElapsedTime", code, String::new)?;
+        let answered = unsafe { calls::cuEventElapsedTime(&raw mut elapsed_ms, earlier.raw.0.0, self.raw.0.0) };
+        check("cuEventElapsedTime", answered, String::new)?;
         Ok(elapsed_ms)
     }
 

@@ -14,28 +14,20 @@ use crate::calls;
 use crate::table::{self, function_table};
 
 function_table! {
-    /// What is asked before the bindings are used, and the one function whose name the bindings have only from CUDA 12.8 on
-    /// (`cuEventElapsedTime_v2`).
+    /// What is asked before the functions of `calls.rs` may be used.
     DriverTable {
         init = "cuInit": fn(c_uint) -> c_int;
         version = "cuDriverGetVersion": fn(*mut c_int) -> c_int;
         device_count = "cuDeviceGetCount": fn(*mut c_int) -> c_int;
         error_name = "cuGetErrorName": fn(c_int, *mut *const c_char) -> c_int;
-        elapsed_ms = "cuEventElapsedTime": fn(*mut f32, cudarc::driver::sys::CUevent, cudarc::driver::sys::CUevent) -> c_int;
     }
 }
 
 /// The bindings keep the first library that they find, for the life of the process. So one search of the driver at a time.
 static SEARCHING: Mutex<()> = Mutex::new(());
 
-pub(super) struct FoundDriver {
-    pub decision: DriverDecision,
-    /// Only of a driver that is ready.
-    pub table: Option<DriverTable>,
-}
-
 /// Tries the places until one has a driver. The last answer of a library that is no driver stays the reason if there is none.
-pub(super) fn find(search: &Search, visible: &VisibleDevices, attempts: &mut Vec<Attempt>) -> FoundDriver {
+pub(super) fn find(search: &Search, visible: &VisibleDevices, attempts: &mut Vec<Attempt>) -> DriverDecision {
     let _one_at_a_time = SEARCHING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut decision = DriverDecision::NotFound;
     for candidate in search.candidates(Component::Driver) {
@@ -44,14 +36,14 @@ pub(super) fn find(search: &Search, visible: &VisibleDevices, attempts: &mut Vec
         attempts.push(attempt);
         match tried {
             Some(found) if is_driver => return found,
-            Some(found) => decision = found.decision,
+            Some(found) => decision = found,
             None => {}
         }
     }
-    FoundDriver { decision, table: None }
+    decision
 }
 
-fn attempt(candidate: Candidate, visible: &VisibleDevices) -> (Attempt, Option<FoundDriver>) {
+fn attempt(candidate: Candidate, visible: &VisibleDevices) -> (Attempt, Option<DriverDecision>) {
     let Candidate { origin, path } = candidate;
     let (file, outcome, found) = match super::open(&path) {
         Err(outcome) => (None, outcome, None),
@@ -67,7 +59,7 @@ fn attempt(candidate: Candidate, visible: &VisibleDevices) -> (Attempt, Option<F
     (attempt, found)
 }
 
-fn ask(library: Library, path: &str, visible: &VisibleDevices) -> (Option<String>, Outcome, Option<FoundDriver>) {
+fn ask(library: Library, path: &str, visible: &VisibleDevices) -> (Option<String>, Outcome, Option<DriverDecision>) {
     let missing = calls::SYMBOLS
         .iter()
         .find(|name| table::address(&library, name).is_none());
@@ -78,8 +70,7 @@ fn ask(library: Library, path: &str, visible: &VisibleDevices) -> (Option<String
                 file: path.to_owned(),
                 symbol: symbol.to_owned(),
             };
-            let found = FoundDriver { decision, table: None };
-            return (None, Outcome::SymbolMissing { symbol }, Some(found));
+            return (None, Outcome::SymbolMissing { symbol }, Some(decision));
         }
     };
     let file = table::file_of(table.init as usize);
@@ -97,9 +88,7 @@ fn ask(library: Library, path: &str, visible: &VisibleDevices) -> (Option<String
             version: answers.version.and_then(Version::of_cuda),
         },
     };
-    let is_ready = matches!(decision, DriverDecision::Ready { .. });
-    let table = is_ready.then_some(table);
-    (file, outcome, Some(FoundDriver { decision, table }))
+    (file, outcome, Some(decision))
 }
 
 fn answers(table: &DriverTable, file: Option<String>) -> DriverAnswers {
@@ -164,9 +153,9 @@ mod tests {
             origin: crate::loader::Origin::DynamicLinker,
             path: "libc.so.6".to_owned(),
         };
-        let (attempt, found) = attempt(candidate, &VisibleDevices::All);
+        let (attempt, decision) = attempt(candidate, &VisibleDevices::All);
         assert!(matches!(attempt.outcome, Outcome::SymbolMissing { .. }), "{attempt:?}");
-        let decision = found.expect("it was opened").decision;
+        let decision = decision.expect("it was opened");
         assert!(matches!(decision, DriverDecision::SymbolMissing { .. }));
     }
 }

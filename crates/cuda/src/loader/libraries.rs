@@ -7,8 +7,10 @@ use libloading::os::unix::Library;
 
 use super::compiler::NvrtcTable;
 use super::cublaslt_table::CublasLtTable;
-use super::decision::{Attempt, LibraryDecision, Outcome, decide_library, decide_nvrtc, fits, image_rule};
-use super::driver::{self, DriverTable};
+use super::decision::{
+    Attempt, DriverDecision, LibraryDecision, Outcome, decide_library, decide_nvrtc, fits, image_rule,
+};
+use super::driver;
 use super::nccl_table::NcclTable;
 use super::report::LoaderReport;
 use super::search::{Candidate, Component, Origin, Search};
@@ -21,7 +23,6 @@ use crate::table;
 #[derive(Debug)]
 pub struct Libraries {
     report: LoaderReport,
-    driver: Option<DriverTable>,
     nvrtc: Option<NvrtcTable>,
     cublaslt: Option<CublasLtTable>,
     nccl: Option<NcclTable>,
@@ -41,7 +42,7 @@ impl Libraries {
         let visible = VisibleDevices::parse(search.visible_devices.as_deref());
         let mut attempts = Vec::new();
         let driver = driver::find(search, &visible, &mut attempts);
-        let cuda = driver.decision.cuda();
+        let cuda = driver.cuda();
         let nvrtc = first(search, (Component::Nvrtc, cuda), &mut attempts, nvrtc_of);
         if let Some(found) = &nvrtc {
             let candidates = builtins_of(found, &attempts);
@@ -57,14 +58,13 @@ impl Libraries {
                 .map(|(cuda, nvrtc)| image_rule(cuda, nvrtc)),
             cublaslt: decide_library(&attempts, Component::CublasLt),
             nccl: decide_library(&attempts, Component::Nccl),
-            driver: driver.decision,
+            driver,
             nvrtc: compiler,
             attempts,
         };
         let has_compiler = matches!(report.nvrtc, LibraryDecision::Ready { .. });
         Self {
             report,
-            driver: driver.table,
             nvrtc: nvrtc.filter(|_| has_compiler).map(|found| found.table),
             cublaslt: cublaslt.map(|found| found.table),
             nccl: nccl.map(|found| found.table),
@@ -77,12 +77,15 @@ impl Libraries {
 
     /// # Errors
     /// There is no driver with a GPU.
-    pub(crate) fn driver(&self) -> Result<DriverTable, CudaError> {
-        self.driver.ok_or_else(|| CudaError {
-            call: "cuInit",
-            cause: Cause::NoDriver(self.report.driver.to_string()),
-            context: String::new(),
-        })
+    pub(crate) fn check_driver(&self) -> Result<(), CudaError> {
+        match &self.report.driver {
+            DriverDecision::Ready { .. } => Ok(()),
+            other => Err(CudaError {
+                call: "cuInit",
+                cause: Cause::NoDriver(other.to_string()),
+                context: String::new(),
+            }),
+        }
     }
 
     pub(crate) fn nvrtc(&self) -> Result<NvrtcTable, LibraryDecision> {

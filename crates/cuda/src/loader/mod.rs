@@ -19,7 +19,6 @@ use libloading::os::unix::Library;
 
 pub(crate) use self::compiler::{NvrtcTable, Program};
 pub use self::decision::{Attempt, DriverDecision, ImageRule, LibraryDecision, Outcome};
-pub(crate) use self::driver::DriverTable;
 pub use self::libraries::Libraries;
 pub use self::report::LoaderReport;
 pub use self::search::{Candidate, Component, Origin, PATH_VARIABLE, Search};

@@ -133,7 +133,5 @@ mod tests {
         };
         let libraries = Libraries::find(&search);
         assert!(!libraries.report().attempts.is_empty());
-        let is_ready = matches!(libraries.report().driver, DriverDecision::Ready { .. });
-        assert_eq!(libraries.driver().is_ok(), is_ready);
     }
 }
