@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Numbers of decoding sequences for which `StepCosts::batch_seconds` has a figure. A kernel on a CPU takes eight, four, two or one
-/// of them at a time, so three take longer than four.
+/// Numbers of decoding sequences for which `StepCosts::batch_seconds` has a figure. Kernels of a CPU
+/// take some numbers at a time and not others, so three may take longer than four.
 pub const BATCHES: [u64; 7] = [1, 2, 3, 4, 6, 8, 16];
 /// Numbers of prompt tokens in a step for which `StepCosts::chunk_seconds` has a figure.
 pub const CHUNKS: [u64; 11] = [16, 32, 64, 96, 128, 192, 256, 384, 512, 1_024, 2_048];
