@@ -28,16 +28,28 @@ def seconds(duration):
     return duration["secs"] + duration["nanos"] / 1e9
 
 
+class Answer(NamedTuple):
+    """A measured, completed request. Times in ms."""
+
+    prompt_tokens: int
+    ttft: float
+    tokens: list
+
+    def gaps(self, while_of=None):
+        """The gaps between its tokens, or those of them that lie between the first and the last of these tokens."""
+        began, ended = (while_of[0], while_of[-1]) if while_of else (self.tokens[0], self.tokens[-1])
+        return [b - a for a, b in zip(self.tokens, self.tokens[1:]) if began <= a and b <= ended]
+
+
 def answers(run):
-    """Prompt tokens, TTFT and the gaps between tokens of each measured, completed request of a run, in ms."""
+    """The measured, completed requests of a run, in the order of the trace."""
     found = []
-    for record in run["records"]:
+    for record in sorted(run["records"], key=lambda record: seconds(record["scheduled"])):
         if record["part"] != "measured" or record["outcome"] != "completed":
             continue
-        times = [seconds(at) for at in record["tokens"]]
-        gaps = [(b - a) * 1e3 for a, b in zip(times, times[1:])]
-        found.append((record["prompt_tokens"], (times[0] - seconds(record["scheduled"])) * 1e3, gaps))
-    if not any(gaps for *_, gaps in found):
+        times = [seconds(at) * 1e3 for at in record["tokens"]]
+        found.append(Answer(record["prompt_tokens"], times[0] - seconds(record["scheduled"]) * 1e3, times))
+    if not any(answer.gaps() for answer in found):
         raise SystemExit("no request was completed; is the load too high for this machine?")
     return found
 
@@ -45,8 +57,8 @@ def answers(run):
 def figures(run):
     """TTFT and ITL of a run, in ms."""
     found = answers(run)
-    ttft = [ttft for _, ttft, _ in found]
-    itl = [gap for *_, gaps in found for gap in gaps]
+    ttft = [answer.ttft for answer in found]
+    itl = [gap for answer in found for gap in answer.gaps()]
     return {
         f"{name}_ms_p{percent}": percentile(values, percent)
         for name, values in (("ttft", ttft), ("itl", itl))
@@ -146,13 +158,13 @@ def light_figures(run):
     Gaps: the first ones of an answer, some of its middle, and the last ones. On a CPU the weights have to come into the caches after a
     prompt or a pause, so gaps become shorter along an answer."""
     found = answers(run)
-    usual = {prompt: median(ttft for tokens, ttft, _ in found if tokens == prompt) for prompt in (SHORT, LONG)}
-    gaps = lambda begin, end: [gap for *_, gaps in found for gap in gaps[begin:end]]
+    usual = {prompt: median(answer.ttft for answer in found if answer.prompt_tokens == prompt) for prompt in (SHORT, LONG)}
+    gaps = lambda begin, end: [gap for answer in found for gap in answer.gaps()[begin:end]]
     last = gaps(24, None)
     return {
         "ttft_short": usual[SHORT],
         "ttft_long": usual[LONG],
-        "ttft_spread": percentile([ttft / usual[tokens] for tokens, ttft, _ in found], 90),
+        "ttft_spread": percentile([answer.ttft / usual[answer.prompt_tokens] for answer in found], 90),
         "first": median(gaps(0, 4)),
         "middle": median(gaps(8, 16)),
         "last": median(last),
@@ -174,52 +186,66 @@ FIT_ROUNDS = 4
 PROMPTS = (0.7, 1.5)
 
 
-# Of streams: how many, prompt and output tokens, and how many gaps are left out because the weights are not in the caches yet.
-STREAMS, STREAM_PROMPT, STREAM_OUTPUT, COLD_GAPS = 30, 16, 60, 20
-# Seconds between the beginnings of streams that have 2c to themselves, of pairs of streams, and of the two of a pair. Two that begin together
-# read the weights that they share at the same time, and hardly slow each other down; those of a load begin whenever they come.
-APART_S, PAIRS_S, LATER_S = 0.45, 0.6, 0.07
+# Of one cycle of the load that shows how nodes slow each other down: requests as (seconds from its beginning, prompt tokens, output tokens).
+# The first one is alone. The last one begins beside the second, which has begun to decode by then and goes on until the last one ends.
+BESIDE, BESIDE_CYCLES, BESIDE_EVERY_S = ((0.0, SHORT, 40), (0.45, 16, 110), (0.55, SHORT, 40)), 14, 1.35
+
+# Seconds from a short request of the light load to the next one, and from a long one. They do not overlap on a machine as fast as those of
+# docs/measurements/simulator.md: what a prompt takes more beside a stream is measured apart from this load, and is no part of a request's own time.
+LIGHT_S = (0.5, 0.75)
 
 
 class Calibration:
-    """Traces that are no load whose error is measured. The light one shows how fast the machine serves just now, and streams how much two
-    nodes that decode slow each other down."""
+    """Traces that are no load whose error is measured. The light one shows how fast the machine serves just now, and the other one how
+    much two nodes slow each other down."""
 
     def __init__(self, folder):
-        self.lone = os.path.join(folder, "lone.jsonl")
-        self.light = os.path.join(folder, "light.jsonl")
+        self.lone, self.light, self.pairs = (os.path.join(folder, name) for name in ("lone.jsonl", "light.jsonl", "pairs.jsonl"))
         # One request at a time: it is over when the next one comes. It warms a cluster.
         write_trace(self.lone, [(float(number), 160, 40) for number in range(8)])
         # A machine that is idle half of the time computes more slowly than one with some work, so this has some.
-        write_trace(self.light, [(0.55 * number, (SHORT, LONG)[number % 2], 48) for number in range(20)])
-        self.streams = [os.path.join(folder, name) for name in ("apart.jsonl", "beside.jsonl")]
-        apart = [APART_S * number for number in range(STREAMS)]
-        pairs = [PAIRS_S * (number // 2) + LATER_S * (number % 2) for number in range(STREAMS)]
-        for times, trace in zip((apart, pairs), self.streams):
-            write_trace(trace, [(at, STREAM_PROMPT, STREAM_OUTPUT) for at in times])
+        light = [(number // 2 * sum(LIGHT_S) + number % 2 * LIGHT_S[0], (SHORT, LONG)[number % 2], 48) for number in range(20)]
+        write_trace(self.light, light)
+        write_trace(self.pairs, [(BESIDE_EVERY_S * cycle + at, *request) for cycle in range(BESIDE_CYCLES) for at, *request in BESIDE])
 
     def run(self, cluster, seeds):
         """The figures of the light load."""
         return light_figures(cluster.run(self.light, next(seeds)))
 
     def beside(self, cluster, seeds):
-        """How many times as long a gap is while the other node of 2c decodes, too."""
-        apart, beside = (stream_gap(cluster.run(trace, next(seeds))) for trace in self.streams)
-        return beside / apart
+        """How many times as long first tokens and gaps take while the other node of 2c decodes, too."""
+        return beside(cluster.run(self.pairs, next(seeds)))
 
 
-def stream_gap(run):
-    """The median gap of streams, in ms."""
-    return median([gap for *_, gaps in answers(run) for gap in gaps[COLD_GAPS:]])
+class Beside(NamedTuple):
+    prompts: float
+    gaps: float
 
 
-def decode_beside(costs, times):
-    """Steps take so many times as long while the other node decodes, too. Costs of one node for each machine stay as they are.
+def beside(run):
+    """Of a run of `Calibration.pairs`."""
+    found = answers(run)
+    if len(found) != len(BESIDE) * BESIDE_CYCLES:
+        raise SystemExit(f"{len(found)} of {len(BESIDE) * BESIDE_CYCLES} requests were answered")
+    ttft, gaps = {"alone": [], "beside": []}, {"alone": [], "beside": []}
+    for alone, first, later in zip(*(found[place :: len(BESIDE)] for place in range(len(BESIDE)))):
+        ttft["alone"].append(alone.ttft)
+        ttft["beside"].append(later.ttft)
+        gaps["alone"] += alone.gaps()
+        # The later one is slowed down more than the first one, for as long as these last, so both count.
+        gaps["beside"] += first.gaps(later.tokens) + later.gaps(first.tokens)
+    return Beside(*(median(times["beside"]) / median(times["alone"]) for times in (ttft, gaps)))
+
+
+def beside_decoding(costs, beside):
+    """Steps that decode, and those that compute prompts, take so many times as long while the other node decodes. Costs of one node for each
+    machine stay as they are.
 
     `bench engine` cannot say it for nodes that serve: those of one `baton up` share the weights, and read them at different times."""
     for slowdown in costs["host"].get("slowdown", [])[:1]:
         # A figure below 1 is noise.
-        slowdown["reading"]["reading"] = max(times, 1.0)
+        slowdown["reading"]["reading"] = max(beside.gaps, 1.0)
+        slowdown["computing"]["reading"] = max(beside.prompts, 1.0)
 
 
 class Fit(NamedTuple):
