@@ -1,15 +1,16 @@
-//! The tokens of one request. This file merges the tokens of the request's legs, hands each token to the client once and in order,
-//! and keeps the figures for the request's summary. Tokens never pass through the control loop.
+//! The tokens of one request. This file merges the tokens of the request's legs and hands each token to the client once and in order
+//! (`choice`). It keeps what the legs report for the request's summary (`leg_reports`). Tokens never pass through the control loop.
 
-use std::collections::BTreeMap;
+mod choice;
+mod leg_reports;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use proto::messages::{DecodeFinished, PrefillFinished, PromptLogprobs, StepNote};
+use proto::messages::{PromptLogprobs, StepNote};
 use serving_core::cluster::{Delivered, Leg, PlacementFacts};
 use serving_core::ids::{Attempt, ChoiceIndex, TokenId};
 use serving_core::request::{AttemptKey, Request, RequestError, TokenEvent};
-use serving_core::stage::StageTimings;
 use tokio::sync::mpsc;
 
 use crate::metrics::Metrics;
@@ -17,13 +18,13 @@ use crate::node_clocks::NodeInstant;
 use crate::request_handle::{ClientEvent, Placement, RequestSummary, TokenTimes};
 use crate::stage_clock::StageClock;
 
+use choice::Choice;
+
 /// A client may be behind by so many tokens. If it is behind by more, its request is ended. At 100 tokens a second this is 40 s of
 /// silence, and the edge closes a connection after 30 s without a byte. With 20 logprobs for each token it is about 1.5 MB.
 const TOKENS_BEHIND_MAX: usize = 4096;
 /// Room besides tokens: placements, prompt logprobs, the end.
 const EVENTS_BESIDES_TOKENS: usize = 64;
-/// Most tokens of a choice that wait for an earlier token. Each leg is in order and starts at the first index, so few ever wait.
-const REORDER_MAX: usize = 64;
 
 /// The result of a batch of tokens.
 #[derive(Debug, PartialEq)]
@@ -90,14 +91,6 @@ struct State {
     behind_since: Option<Instant>,
 }
 
-#[derive(Debug, Default)]
-struct Choice {
-    next_index: u32,
-    first_token: Option<TokenId>,
-    is_finished: bool,
-    early: BTreeMap<u32, (TokenEvent, TokenTimes)>,
-}
-
 impl RequestStream {
     /// The receiver is the client's side.
     pub fn new(request: &Request, submitted_at: Instant, metrics: Arc<Metrics>) -> (Self, mpsc::Receiver<ClientEvent>) {
@@ -144,7 +137,7 @@ impl RequestStream {
         // The bytes that an earlier attempt moved are of no use, and went between other nodes.
         (s.summary.kv_bytes, s.summary.transfer, s.summary.transport) = (0, Duration::ZERO, None);
         for choice in &mut s.choices {
-            choice.early.clear();
+            choice.forget_early();
         }
         // Before the first token each failed attempt was also waiting. After it only the wait of this placement counts.
         let queued_for = s.clock.waited_until(placed_at).unwrap_or(facts.queued_for);
@@ -158,65 +151,6 @@ impl RequestStream {
             queued_for,
         };
         s.tell(ClientEvent::Placed(placement));
-    }
-
-    /// Runs `mark` on the stage clock if `attempt` is still the live one.
-    pub fn mark(&self, attempt: Attempt, mark: impl FnOnce(&mut StageClock, Instant)) {
-        let mut s = self.state();
-        if s.live == Some(attempt) {
-            mark(&mut s.clock, Instant::now());
-        }
-    }
-
-    pub fn node_timings(&self, attempt: Attempt, timings: &StageTimings) {
-        self.mark(attempt, |clock, _| clock.node_reported(timings));
-    }
-
-    /// Prompt tokens that were cached where the prompt is computed. A later report is the better one: it is the prefill node's, and the
-    /// first token may come before it through the decode node. An attempt after the first token has another prompt and does not count.
-    pub fn cached(&self, attempt: Attempt, cached_tokens: u32) {
-        let mut s = self.state();
-        let is_of_answer = s.first_token.is_none_or(|(_, first)| first == attempt);
-        if s.live == Some(attempt) && is_of_answer {
-            s.summary.cached_tokens = cached_tokens;
-        }
-    }
-
-    pub fn prefill_finished(&self, attempt: Attempt, finished: PrefillFinished) {
-        let mut s = self.state();
-        if s.live != Some(attempt) {
-            return;
-        }
-        s.clock.node_reported(&finished.timings);
-        s.summary.kv_bytes = finished.kv_bytes;
-        s.summary.transfer = finished.transfer;
-        s.summary.transport = Some(finished.transport).filter(|t| !t.is_empty());
-        if s.summary.kv_hashes.is_empty() {
-            s.summary.kv_hashes = finished.kv_hashes;
-        }
-    }
-
-    pub fn decode_finished(&self, attempt: Attempt, finished: DecodeFinished) {
-        let mut s = self.state();
-        if s.live != Some(attempt) {
-            return;
-        }
-        s.clock.node_reported(&finished.timings);
-        s.summary.preemptions += finished.preemptions;
-        let summary = &mut s.summary;
-        summary.drafted_tokens = summary.drafted_tokens.saturating_add(finished.drafted_tokens);
-        summary.accepted_tokens = summary.accepted_tokens.saturating_add(finished.accepted_tokens);
-        if s.summary.kv_bytes == 0 {
-            s.summary.kv_bytes = finished.kv_bytes;
-        }
-        // The prefill node says so too, but not always before the answer is over.
-        if s.summary.transport.is_none() {
-            s.summary.transport = Some(finished.transport).filter(|transport| !transport.is_empty());
-        }
-        // The decode node's hashes are those of the blocks that were read back while answering.
-        if !finished.kv_hashes.is_empty() {
-            s.summary.kv_hashes = finished.kv_hashes;
-        }
     }
 
     /// Tokens that waited for these logprobs are delivered with them.
@@ -289,7 +223,7 @@ impl RequestStream {
                 attempt: key.attempt,
             };
             for token in batch.tokens {
-                let ready = match s.accept(token, times) {
+                let ready = match s.put_in_order(token, times) {
                     Ok(ready) => ready,
                     Err(violation) => return Delivery::Violation(format!("{} leg: {violation}", leg.name())),
                 };
@@ -342,11 +276,6 @@ impl RequestStream {
         s.choices.iter().map(|choice| u64::from(choice.next_index)).sum()
     }
 
-    /// The facts for the record of the request.
-    pub fn leg_failed(&self, what: String) {
-        self.state().summary.failed_legs.push(what);
-    }
-
     pub fn complete(&self) {
         let mut s = self.state();
         s.live = None;
@@ -391,38 +320,12 @@ impl State {
         self.tell(ClientEvent::Known(Box::new(summary)));
     }
 
-    /// Puts one token into its place. Returns the tokens that can be handed over now, in order.
-    fn accept(&mut self, token: TokenEvent, times: TokenTimes) -> Result<Vec<(TokenEvent, TokenTimes)>, String> {
-        let choice_number = token.choice;
-        let Some(choice) = self.choices.get_mut(choice_number.0 as usize) else {
-            return Err(format!("token for choice {choice_number}, which does not exist"));
-        };
-        let index = token.index.0;
-        if index < choice.next_index {
-            // Both legs bring index 0. They must agree, or one of them answers another request.
-            if index == 0 && choice.first_token.is_some_and(|first| first != token.token) {
-                return Err(format!("choice {choice_number} has two different first tokens"));
-            }
-            return Ok(Vec::new());
+    /// The tokens that can be handed over now, in order.
+    fn put_in_order(&mut self, token: TokenEvent, times: TokenTimes) -> Result<Vec<(TokenEvent, TokenTimes)>, String> {
+        match self.choices.get_mut(token.choice.0 as usize) {
+            Some(choice) => choice.accept(token, times),
+            None => Err(format!("token for choice {}, which does not exist", token.choice)),
         }
-        if choice.is_finished {
-            return Ok(Vec::new());
-        }
-        if choice.early.len() >= REORDER_MAX {
-            return Err(format!(
-                "choice {choice_number} has a gap at token {}",
-                choice.next_index
-            ));
-        }
-        choice.early.insert(index, (token, times));
-        let mut ready = Vec::new();
-        while let Some((token, times)) = choice.early.remove(&choice.next_index) {
-            choice.first_token.get_or_insert(token.token);
-            choice.next_index += 1;
-            choice.is_finished |= token.finish.is_some();
-            ready.push((token, times));
-        }
-        Ok(ready)
     }
 
     fn hand_over(
