@@ -10,113 +10,13 @@ use std::collections::BTreeSet;
 use std::sync::mpsc;
 
 use crate::ids::{BlockId, CacheTenant, Generation, TokenId};
+use crate::kv::block_holds::{Block, BlockHandle, BlockState, BlockUse, Hold, take_hold};
 use crate::kv::cached_blocks::{CacheEvictions, CachedBlocks};
 use crate::kv::prefix::{ChainLink, PrefixIndex, Published};
 use crate::kv::prefix_log::PrefixChanges;
 #[cfg(test)]
 use crate::kv::prefix_log::PrefixKey;
 use crate::node::KvBlockCounts;
-
-/// What a holder does with a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockUse {
-    /// A sequence reads or writes it.
-    Active,
-    /// Kept for bytes that have not begun to arrive, or for a sequence's next tokens.
-    Reserved,
-    /// Bytes are being written by a peer, or pushed to one.
-    InTransfer,
-    /// A transfer that was given up may still touch it.
-    Quarantined,
-}
-
-/// One hold on one block. Neither `Clone` nor `Copy`: whoever has it owes one `release`.
-#[derive(Debug)]
-#[must_use = "give it back with BlockPool::release: dropping it works, and is counted as a bug"]
-pub struct BlockHandle {
-    hold: Hold,
-    generation: Generation,
-    /// `None` once released. At most one message for each handle: the channel needs no bound of its own.
-    if_dropped: Option<mpsc::Sender<Hold>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hold {
-    block: BlockId,
-    held_as: BlockUse,
-}
-
-impl Drop for BlockHandle {
-    fn drop(&mut self) {
-        if let Some(pool) = self.if_dropped.take() {
-            // A pool that is gone has no blocks to lose.
-            let _ = pool.send(self.hold);
-        }
-    }
-}
-
-impl BlockHandle {
-    pub fn block(&self) -> BlockId {
-        self.hold.block
-    }
-    pub fn generation(&self) -> Generation {
-        self.generation
-    }
-    pub(crate) fn held_as(&self) -> BlockUse {
-        self.hold.held_as
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockState {
-    Free,
-    Active,
-    Cached,
-    Reserved,
-    InTransfer,
-    Quarantined,
-}
-
-#[derive(Clone, Debug)]
-struct Block {
-    generation: Generation,
-    active: u32,
-    reserved: u32,
-    in_transfer: u32,
-    quarantined: u32,
-    /// Key in the prefix index, when it lists this block.
-    published: Option<u64>,
-    /// Whose it is while it is listed.
-    tenant: Option<CacheTenant>,
-    /// Orders cached blocks for eviction.
-    cached_at: u64,
-}
-
-impl Block {
-    fn state(&self) -> BlockState {
-        if self.quarantined > 0 {
-            BlockState::Quarantined
-        } else if self.in_transfer > 0 {
-            BlockState::InTransfer
-        } else if self.reserved > 0 {
-            BlockState::Reserved
-        } else if self.active > 0 {
-            BlockState::Active
-        } else if self.published.is_some() {
-            BlockState::Cached
-        } else {
-            BlockState::Free
-        }
-    }
-    fn holds(&mut self, held_as: BlockUse) -> &mut u32 {
-        match held_as {
-            BlockUse::Active => &mut self.active,
-            BlockUse::Reserved => &mut self.reserved,
-            BlockUse::InTransfer => &mut self.in_transfer,
-            BlockUse::Quarantined => &mut self.quarantined,
-        }
-    }
-}
 
 /// What a reset of the prefix cache did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -451,12 +351,6 @@ impl BlockPool {
             "the prefix index lists other blocks"
         );
     }
-}
-
-fn take_hold(block: &mut Block, held_as: BlockUse) {
-    let holds = block.holds(held_as);
-    // A handle exists, so its hold is counted: anything else is a double release, and must stop the node.
-    *holds = holds.checked_sub(1).expect("a block was released twice");
 }
 
 fn counter(counts: &mut KvBlockCounts, state: BlockState) -> &mut u32 {

@@ -1,7 +1,8 @@
 //! A sequence's blocks in order, as holds for the accounting and as plain ids for the engine.
 
 use crate::ids::BlockId;
-use crate::kv::block_pool::{BlockHandle, BlockPool, BlockUse};
+use crate::kv::block_holds::{BlockHandle, BlockUse};
+use crate::kv::block_pool::BlockPool;
 
 /// Block i holds positions `i * block_tokens ..`.
 #[derive(Debug, Default)]
