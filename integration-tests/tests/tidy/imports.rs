@@ -11,7 +11,6 @@ pub const ALLOWED: &[(&str, &str, &[&str])] = &[
     ("crates/serving-core", "kv", &["prefix", "prefix_log"]),
     ("crates/service-runtime", "", &["metrics", "runtime_tasks"]),
     ("crates/service-runtime", "", &["spans", "telemetry"]),
-    ("proto", "convert", &["inference", "tokens"]),
 ];
 
 /// A module as its path inside its crate.

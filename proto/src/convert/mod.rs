@@ -3,6 +3,7 @@
 
 mod cache;
 mod compatibility;
+mod dispatch;
 mod handoff;
 mod inference;
 mod membership;
@@ -76,6 +77,14 @@ const LARGE_LIST_MAX: usize = 1 << 20;
 
 fn required<T>(value: Option<T>, field: &'static str) -> Result<T> {
     value.ok_or(ConvertError::Missing { field })
+}
+
+/// A value of an enum that this version does not know.
+fn unknown(field: &'static str, value: i32) -> ConvertError {
+    ConvertError::Unknown {
+        field,
+        value: value.to_string(),
+    }
 }
 
 fn id_from_wire(bytes: &[u8], field: &'static str) -> Result<u128> {

@@ -3,9 +3,8 @@
 use serving_core::ids::{ChoiceIndex, OutputIndex, TokenId};
 use serving_core::request::{FinishReason, TokenEvent, TokenLogprobs};
 
-use super::inference::unknown;
 use super::request::TOP_LOGPROBS_MAX;
-use super::{ConvertError, LARGE_LIST_MAX, Result, at_most};
+use super::{ConvertError, LARGE_LIST_MAX, Result, at_most, unknown};
 use crate::messages::PromptLogprobs;
 use crate::v1;
 
