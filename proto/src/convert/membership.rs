@@ -11,7 +11,7 @@ use serving_core::time::Time;
 
 use super::{
     ConvertError, Result, SMALL_LIST_MAX, at_most, compatibility, detail, millis, name, names, node_id, node_ref,
-    required,
+    required, unknown,
 };
 use crate::messages::{ClockOffset, ClockReading, CoordinatorReport, NodeReport, Peer, RegisterRefusedReason, Welcome};
 use crate::v1;
@@ -163,12 +163,7 @@ fn register_from_wire(wire: v1::Register) -> Result<NodeRecord> {
     let role = match v1::Role::try_from(wire.role) {
         Ok(v1::Role::Prefill) => NodeRole::Prefill,
         Ok(v1::Role::Decode) => NodeRole::Decode,
-        _ => {
-            return Err(ConvertError::Unknown {
-                field: "register.role",
-                value: wire.role.to_string(),
-            });
-        }
+        _ => return Err(unknown("register.role", wire.role)),
     };
     if wire.co_located && role == NodeRole::Prefill {
         return Err(ConvertError::Inconsistent {
@@ -330,10 +325,7 @@ fn state_from_wire(wire: i32, field: &'static str) -> Result<NodeState> {
         Ok(v1::NodeState::Joining) => Ok(NodeState::Joining),
         Ok(v1::NodeState::Ready) => Ok(NodeState::Ready),
         Ok(v1::NodeState::Draining) => Ok(NodeState::Draining),
-        _ => Err(ConvertError::Unknown {
-            field,
-            value: wire.to_string(),
-        }),
+        _ => Err(unknown(field, wire)),
     }
 }
 

@@ -8,7 +8,7 @@ use serving_core::request::{
     Lane, OutputConstraint, OutputGrammar, REPETITION_PENALTY_MIN, Request, SamplingParams, StopConditions,
 };
 
-use super::{ConvertError, Result, at_most, id_to_wire, nanos, request_id, required};
+use super::{ConvertError, Result, at_most, id_to_wire, nanos, request_id, required, unknown};
 use crate::v1;
 
 /// Far above any context length in reach. The message size limit is reached first.
@@ -85,12 +85,7 @@ pub(super) fn request_from_wire(wire: Option<v1::GenerateRequest>) -> Result<(Re
     let lane = match v1::Lane::try_from(wire.lane) {
         Ok(v1::Lane::Interactive) => Lane::Interactive,
         Ok(v1::Lane::Batch) => Lane::Batch,
-        _ => {
-            return Err(ConvertError::Unknown {
-                field: "request.lane",
-                value: wire.lane.to_string(),
-            });
-        }
+        _ => return Err(unknown("request.lane", wire.lane)),
     };
     let request = Request {
         id: request_id(&wire.request_id, "request.request_id")?,
