@@ -84,7 +84,6 @@ pub(crate) fn node(name: &str, epoch: u64) -> NodeId {
     }
 }
 
-/// Nodes with another byte have blocks of as many tokens, and another hash.
 /// A ticket for no block.
 pub(crate) fn empty_ticket(decode_node: NodeId, decode_address: &str) -> Ticket {
     Ticket {
@@ -98,6 +97,7 @@ pub(crate) fn empty_ticket(decode_node: NodeId, decode_address: &str) -> Ticket 
     }
 }
 
+/// Nodes with another byte have blocks of as many tokens, and another hash.
 pub(crate) fn compatibility(byte: u8) -> Compatibility {
     let facts = CompatibilityFacts {
         weights_sha256: [0; 32],
@@ -765,7 +765,6 @@ pub(crate) async fn a_pair_that_does_not_move_is_torn_down(harness: &dyn Harness
     eventually("the receiver ends it", || !bench.sink.ends().is_empty()).await;
 }
 
-/// Whatever one field of one frame says, the sender gets the true answer and no wrong byte is ever committed.
 /// Few enough blocks to be in flight at once, so that no push ever waits.
 pub(crate) async fn a_stall_behind_the_last_block_is_noticed_too(harness: &dyn Harness) {
     let plan = Scenario {
@@ -790,6 +789,7 @@ pub(crate) async fn a_stall_behind_the_last_block_is_noticed_too(harness: &dyn H
     bench.sink.is_gated.store(false, Ordering::Relaxed);
 }
 
+/// Whatever one field of one frame says, the sender gets the true answer and no wrong byte is ever committed.
 pub(crate) async fn no_change_to_a_frame_commits_wrong_bytes(harness: &dyn Harness) {
     use rand::{Rng as _, SeedableRng as _};
     for seed in 0..60 {
