@@ -7,19 +7,23 @@
 //! (enums: `#[serde(rename_all = "kebab-case")]`), so that `--print-config` can be read back.
 
 use std::collections::BTreeMap;
-use std::error::Error as _;
 use std::ffi::OsString;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde::Serialize;
 use thiserror::Error;
 
+mod explain;
+mod layers;
+
 pub use crate::units::ByteSize;
+use explain::explain;
+use layers::{add_layer, environment_layer, file_layer};
 
 const CONFIG_KEY: &str = "config";
 const PRINT_KEY: &str = "print_config";
@@ -287,206 +291,6 @@ fn mark_given(command: &Command, matches: &ArgMatches, origins: &mut BTreeMap<St
             origins.insert(key.to_owned(), Origin::Flag);
         }
     }
-}
-
-/// The flags that a layer adds, by key. It adds only keys that no stronger layer has set.
-type Layer = Vec<(String, Vec<OsString>)>;
-
-fn add_layer(args: &mut Vec<OsString>, layer: Layer, origin: &Origin, origins: &mut BTreeMap<String, Origin>) {
-    for (key, flags) in layer {
-        // The flags are put right after the program's name, so that the user's own words, also `--`, come after them.
-        args.splice(1..1, flags);
-        origins.insert(key, origin.clone());
-    }
-}
-
-fn environment_layer(
-    command: &Command,
-    origins: &BTreeMap<String, Origin>,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Layer, ConfigError> {
-    let mut layer = Vec::new();
-    for arg in config_args(command) {
-        let key = arg.get_id().to_string();
-        if origins.contains_key(&key) {
-            continue;
-        }
-        // An empty variable counts as not set. Compose files and systemd units write unset variables like this.
-        if let Some(value) = env(&env_name(&key)).filter(|value| !value.is_empty()) {
-            let flags = flags_of(arg, vec![value], &Origin::Environment)?;
-            layer.push((key, flags));
-        }
-    }
-    Ok(layer)
-}
-
-fn file_layer(command: &Command, origins: &BTreeMap<String, Origin>, file: &Path) -> Result<Layer, ConfigError> {
-    let read_error = |source| ConfigError::Read {
-        file: file.to_owned(),
-        source,
-    };
-    let bytes = std::fs::metadata(file).map_err(read_error)?.len();
-    if bytes > CONFIG_FILE_BYTES_MAX {
-        return Err(ConfigError::FileTooLarge {
-            file: file.to_owned(),
-            bytes,
-        });
-    }
-    let text = std::fs::read_to_string(file).map_err(read_error)?;
-    // The library's own words have the line itself, which may hold a password.
-    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        let before = error.span().map_or(0, |span| span.start);
-        ConfigError::Toml {
-            file: file.to_owned(),
-            line: text.bytes().take(before).filter(|byte| *byte == b'\n').count() + 1,
-            why: error.message().to_owned(),
-        }
-    })?;
-    let origin = Origin::File(file.to_owned());
-    let mut layer = Vec::new();
-    for (key, value) in table {
-        let arg = config_args(command).find(|arg| arg.get_id().as_str() == key && key != CONFIG_KEY);
-        let Some(arg) = arg else {
-            let hint = nearest_key(&key, command);
-            return Err(ConfigError::UnknownKey {
-                key,
-                file: file.to_owned(),
-                hint,
-            });
-        };
-        let values = scalar_texts(&key, value, &origin)?;
-        if !origins.contains_key(&key) {
-            layer.push((key, flags_of(arg, values, &origin)?));
-        }
-    }
-    Ok(layer)
-}
-
-fn scalar_texts(key: &str, value: toml::Value, origin: &Origin) -> Result<Vec<String>, ConfigError> {
-    let bad = |value: String, allowed: &str| ConfigError::BadValue {
-        key: key.to_owned(),
-        value: shown(&value),
-        origin: origin.clone(),
-        allowed: allowed.to_owned(),
-    };
-    match value {
-        toml::Value::String(text) => Ok(vec![text]),
-        toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => Ok(vec![value.to_string()]),
-        toml::Value::Array(items) if items.is_empty() => Err(bad(
-            "[]".to_owned(),
-            "a list needs at least one value; leave the key out instead",
-        )),
-        toml::Value::Array(items) => {
-            let mut texts = Vec::new();
-            for item in items {
-                if item.is_array() || item.is_table() {
-                    return Err(bad(item.to_string(), "a list holds plain values"));
-                }
-                texts.extend(scalar_texts(key, item, origin)?);
-            }
-            Ok(texts)
-        }
-        toml::Value::Table(_) | toml::Value::Datetime(_) => Err(bad(
-            value.to_string(),
-            "keys are flat: a string, a number, true or false, or a list of these",
-        )),
-    }
-}
-
-fn flags_of(arg: &Arg, values: Vec<String>, origin: &Origin) -> Result<Vec<OsString>, ConfigError> {
-    let key = arg.get_id().as_str();
-    let flag = arg
-        .get_long()
-        .map_or_else(|| flag_name(key), |long| format!("--{long}"));
-    if !matches!(arg.get_action(), ArgAction::SetTrue) {
-        return Ok(values
-            .into_iter()
-            .map(|value| format!("{flag}={value}").into())
-            .collect());
-    }
-    match values.as_slice() {
-        [value] if matches!(value.as_str(), "true" | "1" | "yes" | "on") => Ok(vec![flag.into()]),
-        [value] if matches!(value.as_str(), "false" | "0" | "no" | "off") => Ok(Vec::new()),
-        _ => Err(ConfigError::BadValue {
-            key: key.to_owned(),
-            value: shown(&values.join(",")),
-            origin: origin.clone(),
-            allowed: "allowed are true and false".to_owned(),
-        }),
-    }
-}
-
-fn explain(error: &clap::Error, origin: &Origin) -> ConfigError {
-    let text = |kind| error.get(kind).map(ToString::to_string);
-    let key = text(ContextKind::InvalidArg).unwrap_or_default();
-    let key = key
-        .trim_start_matches('-')
-        .split([' ', '='])
-        .next()
-        .unwrap_or_default()
-        .replace('-', "_");
-    match error.kind() {
-        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
-            let allowed = match (text(ContextKind::ValidValue), error.source()) {
-                (Some(valid), _) if !valid.is_empty() => format!("allowed are {valid}"),
-                (_, Some(source)) => source.to_string(),
-                _ => "not allowed".to_owned(),
-            };
-            let value = text(ContextKind::InvalidValue).unwrap_or_default();
-            ConfigError::BadValue {
-                key,
-                value: shown(&value),
-                origin: origin.clone(),
-                allowed,
-            }
-        }
-        ErrorKind::MissingRequiredArgument => ConfigError::Missing {
-            flag: flag_name(&key),
-            env: env_name(&key),
-            key,
-        },
-        _ => ConfigError::Usage(shown(error.to_string().trim_start_matches("error: ").trim_end())),
-    }
-}
-
-/// A user's text for a message, which may go into a log: of an address with a password, `SCHEME://USER:PASSWORD@HOST`, what stands
-/// before the host is left out.
-fn shown(text: &str) -> String {
-    let parts = text
-        .split_once("://")
-        .and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));
-    match parts {
-        Some((scheme, host)) => format!("{scheme}://***@{host}"),
-        None => text.to_owned(),
-    }
-}
-
-fn nearest_key(unknown: &str, command: &Command) -> String {
-    let keys: Vec<&str> = config_args(command)
-        .map(|arg| arg.get_id().as_str())
-        .filter(|key| *key != CONFIG_KEY)
-        .collect();
-    let unknown = unknown.replace('-', "_").to_ascii_lowercase();
-    let nearest = keys.iter().min_by_key(|key| (edit_distance(key, &unknown), **key));
-    match nearest {
-        Some(key) if edit_distance(key, &unknown) <= key.len().max(3) / 2 => format!("did you mean `{key}`?"),
-        _ => format!("valid keys are {}", keys.join(", ")),
-    }
-}
-
-/// Levenshtein distance over bytes; keys are ASCII.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
