@@ -2,6 +2,8 @@
 
 mod before_start;
 pub mod etcd;
+mod events;
+mod failure;
 mod flags;
 mod log_file;
 mod membership;
@@ -10,79 +12,32 @@ mod options;
 mod process;
 mod ready;
 mod secret;
+mod specs;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
-use std::process::ExitStatus;
 use std::time::Duration;
 
-use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use crate::http;
 pub(crate) use before_start::Refused;
 use etcd::LocalEtcd;
+pub use events::{ClusterEvent, Observer};
+pub use failure::{LocalClusterError, NodeExit};
 pub(crate) use log_file::{path as log_path, path_before as log_path_before};
 pub use membership::LocalMembership;
-pub use options::{ClusterEvent, ClusterSettings, LocalClusterOptions, Observer, ProcessKind, ProcessSpec};
+pub use options::{ClusterSettings, LocalClusterOptions};
 use process::{Process, ProcessState};
 pub use secret::ClusterSecret;
+pub use specs::{ProcessKind, ProcessSpec};
 
 /// etcd elects a leader within a second and restarts in a few. One that takes longer is not there.
 const ETCD_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// The time for a node to exit once the coordinator is gone. By then it has nothing left to finish.
 const NODE_EXIT_WITHIN: Duration = Duration::from_secs(5);
-
-#[derive(Debug, Error)]
-pub enum LocalClusterError {
-    #[error("{0}")]
-    Exited(NodeExit),
-    #[error("not ready within {within:?}: {waiting_for}")]
-    NotReady { within: Duration, waiting_for: String },
-    #[error("no node is called `{name}`; there are {names}")]
-    NoSuchNode { name: String, names: String },
-    #[error("cannot start: {0:#}")]
-    Start(anyhow::Error),
-    #[error(
-        "{membership} did not answer within {within:?} ({why}): start that etcd or correct --membership; `--membership etcd` starts one, and `--membership embedded` needs none"
-    )]
-    NoEtcd {
-        membership: LocalMembership,
-        within: Duration,
-        why: String,
-    },
-}
-
-/// A process that ended when nobody had asked it to.
-#[derive(Clone, Debug, Error)]
-#[error("{name} (pid {pid}) ended with {status}{}", last_lines_text(.last_lines))]
-pub struct NodeExit {
-    pub name: String,
-    pub kind: ProcessKind,
-    pub pid: u32,
-    /// The exit status or the signal, from the operating system.
-    pub status: ExitStatus,
-    /// It had not ended by itself, so the launcher killed it.
-    pub is_killed: bool,
-    /// The last lines of its stderr.
-    pub last_lines: Vec<String>,
-}
-
-impl NodeExit {
-    /// Whether a node ended as it does after a drain. Without its coordinator the cluster has ended.
-    pub fn has_left(&self) -> bool {
-        self.status.code() == Some(0) && self.kind != ProcessKind::Coordinator
-    }
-}
-
-fn last_lines_text(lines: &[String]) -> String {
-    if lines.is_empty() {
-        return "; it said nothing on stderr".to_owned();
-    }
-    format!("; its last lines:\n    {}", lines.join("\n    "))
-}
 
 /// One row of "what runs where".
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -461,6 +416,7 @@ impl Drop for LocalCluster {
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
 
     use super::*;
 

@@ -13,7 +13,8 @@ use node::NodeConfig;
 use service_runtime::config::{self, ByteSize, ConfigError, Outcome};
 use thiserror::Error;
 
-use super::options::{LocalClusterOptions, ProcessKind, ProcessSpec};
+use super::options::LocalClusterOptions;
+use super::specs::{ProcessKind, ProcessSpec};
 use crate::exit::Exit;
 
 /// What would end a process right after its start. The person who gave the settings or the model can mend it.

@@ -2,7 +2,8 @@
 
 use engine::{MemoryNeed, MemoryRoom, NotEnoughMemory};
 
-use super::options::{LocalClusterOptions, ProcessSpec};
+use super::options::LocalClusterOptions;
+use super::specs::ProcessSpec;
 
 impl LocalClusterOptions {
     /// Adds up what the nodes are going to take, as their own configurations say it.

@@ -14,8 +14,10 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::NodeExit;
+use super::events::{ClusterEvent, Observer};
 use super::log_file::{self, LogFile};
-use super::options::{ClusterEvent, LocalClusterOptions, Observer, ProcessSpec};
+use super::options::LocalClusterOptions;
+use super::specs::ProcessSpec;
 
 /// Enough lines for a panic with its notes.
 const LAST_LINES_MAX: usize = 20;
