@@ -222,9 +222,9 @@ impl EdgeMetrics for Metrics {
         if let Some(took) = ended.last_token_to_end {
             self.last_token_to_end.observe(took.as_secs_f64());
         }
-        self.e2e.get_or_create(&lane).observe(ended.e2e.as_secs_f64());
         // Requests that were turned away would draw the medians to 0.
         if ended.has_run {
+            self.e2e.get_or_create(&lane).observe(ended.e2e.as_secs_f64());
             self.prompt_tokens.observe(f64::from(ended.prompt_tokens));
             self.output_tokens.observe(f64::from(ended.output_tokens));
         }

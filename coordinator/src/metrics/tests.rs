@@ -141,7 +141,7 @@ async fn stages_before_the_first_token_count_where_there_was_one() {
 }
 
 #[test]
-fn only_requests_that_a_node_had_have_tokens() {
+fn only_requests_that_a_node_had_have_tokens_and_a_time_to_their_end() {
     let (metrics, stages) = (new_metrics(MetricsConfig::default()), stages());
     let refused = EndedRequest {
         has_run: false,
@@ -155,6 +155,8 @@ fn only_requests_that_a_node_had_have_tokens() {
         for name in ["baton_prompt_tokens_count", "baton_output_tokens_count"] {
             assert!(text.contains(&format!("{name} {count}\n")), "{name} {count}\n{text}");
         }
+        let has_time = text.contains(r#"baton_e2e_seconds_count{lane="batch"} 1"#);
+        assert_eq!(has_time, count == 1, "{text}");
     }
 }
 

@@ -31,7 +31,8 @@ metrics! {
         .by(&[LANE]).on(COORDINATOR);
     TPOT = Metric::histogram(("baton_tpot_seconds", edges::ITL), Seconds, "(last token - first token) / (tokens - 1)")
         .by(&[LANE]).on(COORDINATOR);
-    E2E = Metric::histogram(("baton_e2e_seconds", edges::E2E), Seconds, "First byte received to the answer's end")
+    E2E = Metric::histogram(("baton_e2e_seconds", edges::E2E), Seconds,
+        "First byte received to the answer's end, of requests that were given to a node")
         .by(&[LANE]).on(COORDINATOR);
     FIRST_TO_SECOND_TOKEN = Metric::histogram(("baton_first_to_second_token_seconds", edges::ITL), Seconds,
         "First token to second: what the handoff costs a reader").on(COORDINATOR);
