@@ -30,6 +30,8 @@ const PAGE_KEYS: i64 = 32;
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// The limit for a TLS file. A chain of certificates has a few KiB.
 const TLS_FILE_BYTES_MAX: u64 = 1 << 20;
+/// A key of ours is shorter: the folder of a cluster, whose name has at most 63 bytes, and a node's name of at most 255.
+const KEY_BYTES_MAX: usize = 1 << 10;
 
 /// A lease as etcd granted it. Its TTL may be longer than the one that was asked for (at least 2 s by default).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,7 @@ pub(crate) struct Lease {
 /// One key and its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRecord {
+    /// At most one byte more than a key of ours may have, like the value.
     pub key: Vec<u8>,
     /// At most one byte more than a record may have: such a value is too large, however long it is in etcd.
     pub value: Vec<u8>,
@@ -221,7 +224,7 @@ impl Connection {
 impl KeyRecord {
     pub(crate) fn of(kv: &etcd_client::KeyValue) -> Self {
         Self {
-            key: kv.key().to_vec(),
+            key: kept_of_key(kv.key()).to_vec(),
             value: kept_of(kv.value()).to_vec(),
             mod_revision: kv.mod_revision(),
             lease: kv.lease(),
@@ -233,6 +236,11 @@ impl KeyRecord {
 /// have shows that the value is no record.
 fn kept_of(value: &[u8]) -> &[u8] {
     value.get(..=RECORD_BYTES_MAX).unwrap_or(value)
+}
+
+/// The same for a key, which may be as long in etcd. What is kept of one that is too long ends in no node's name.
+pub(crate) fn kept_of_key(key: &[u8]) -> &[u8] {
+    key.get(..=KEY_BYTES_MAX).unwrap_or(key)
 }
 
 /// The first key behind all keys with the prefix. Our prefixes end in `/`, so there always is one.
@@ -324,6 +332,8 @@ mod tests {
         for whole in [&huge[..RECORD_BYTES_MAX], &[]] {
             assert_eq!(kept_of(whole), whole);
         }
+        assert_eq!(kept_of_key(&huge).len(), KEY_BYTES_MAX + 1);
+        assert_eq!(kept_of_key(&huge[..KEY_BYTES_MAX]).len(), KEY_BYTES_MAX);
     }
 
     #[tokio::test]

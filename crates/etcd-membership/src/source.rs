@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::address::EtcdAddress;
 use crate::back_off::{BackOff, jittered};
-use crate::connection::{Connection, KeyRecord};
+use crate::connection::{Connection, KeyRecord, kept_of_key};
 use crate::tracker::{Change, Heard, MEMBERS_MAX};
 use crate::trouble::{Call, EtcdTrouble};
 
@@ -157,7 +157,7 @@ fn heard(message: &WatchResponse) -> Heard {
         // not know.)
         if kv.version() == 0 {
             Change::Delete {
-                key: kv.key().to_vec(),
+                key: kept_of_key(kv.key()).to_vec(),
                 mod_revision: kv.mod_revision(),
             }
         } else {
