@@ -29,7 +29,7 @@ use crate::records::stalls::StallCause;
 use crate::slo::{Breach, SloConfig};
 
 use aliases::Aliases;
-use labels::{BreachLabels, KeyLimitLabel, LaneLabel, OutcomeLabels, SloLabels, StallLabels, TraceLabel};
+use labels::{BreachLabels, KeyRefusalLabel, LaneLabel, OutcomeLabels, SloLabels, StallLabels, TraceLabel};
 
 /// The whole registry, shared by the edge, the streams and the control loop. Recording holds short locks only.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct Metrics {
     first_to_second_token: Histogram,
     last_token_to_end: Histogram,
     panics: Counter,
-    key_refusals: Family<KeyLimitLabel, Counter>,
+    key_refusals: Family<KeyRefusalLabel, Counter>,
     membership: MembershipGauges,
     /// The same under vLLM's names, if they were asked for.
     aliases: Option<Aliases>,
@@ -114,9 +114,9 @@ impl Metrics {
     /// Every series exists from the start. A series that appears with its first event shows no increase for that event, and
     /// `rate` shows nothing until the second.
     fn start_series_at_zero(&self, served_model: &str, slo: &SloConfig) {
-        let limits = table::KEY_REFUSALS.closed_values("limit", Role::Coordinator);
-        for limit in limits.into_iter().flatten() {
-            let _ = self.key_refusals.get_or_create(&KeyLimitLabel { limit });
+        let reasons = table::KEY_REFUSALS.closed_values("reason", Role::Coordinator);
+        for reason in reasons.into_iter().flatten() {
+            let _ = self.key_refusals.get_or_create(&KeyRefusalLabel { reason });
         }
         let outcomes = table::REQUESTS.closed_values("outcome", Role::Coordinator);
         for lane in Lane::ALL.map(Lane::name) {
@@ -267,8 +267,8 @@ impl EdgeMetrics for Metrics {
         self.panics.inc();
     }
 
-    fn key_refused(&self, limit: &'static str) {
-        self.key_refusals.get_or_create(&KeyLimitLabel { limit }).inc();
+    fn key_refused(&self, reason: &'static str) {
+        self.key_refusals.get_or_create(&KeyRefusalLabel { reason }).inc();
     }
 
     fn render(&self) -> String {

@@ -11,6 +11,7 @@ use serving_core::request::Lane;
 
 use super::AppState;
 use super::error::{ApiError, Retry};
+use super::metrics::EdgeMetrics;
 use super::record::RequestRecord;
 use crate::keys::file::Scope;
 use crate::keys::{Caller, HeldKey, Keys, OverLimit, Room};
@@ -68,6 +69,7 @@ pub async fn check(
             if let Some(record) = request.extensions().get::<Arc<RequestRecord>>() {
                 record.failed(&refused);
             }
+            count(&*state.metrics, &refused);
             // A client with a known key is told why it was refused, so its body is read first.
             if refused.status != StatusCode::UNAUTHORIZED {
                 state.bodies.read_refused(request.into_body()).await;
@@ -160,6 +162,15 @@ fn tell_room(headers: &mut HeaderMap, room: Room) {
     }
 }
 
+/// Counts a refusal by its code. A refusal by a limit has been counted already, by the name of the limit.
+pub fn count(metrics: &dyn EdgeMetrics, refused: &ApiError) {
+    if refused.status != StatusCode::TOO_MANY_REQUESTS
+        && let Some(code) = refused.code
+    {
+        metrics.key_refused(code);
+    }
+}
+
 pub fn refusal(refused: ApiError) -> Response {
     let is_unknown = refused.status == StatusCode::UNAUTHORIZED;
     let mut response = refused.into_response();
@@ -169,6 +180,10 @@ pub fn refusal(refused: ApiError) -> Response {
     }
     response
 }
+
+/// The codes of the refusals that [`count`] counts.
+#[cfg(test)]
+pub const COUNTED_REFUSALS: [&str; 4] = ["missing_api_key", "invalid_api_key", "session_ended", "scope_missing"];
 
 impl ApiError {
     fn unknown_caller(code: &'static str, message: &str) -> Self {

@@ -22,8 +22,9 @@ pub trait EdgeMetrics: Send + Sync {
     fn stage_left(&self, stage: Stage);
     /// A handler panicked: the answer is a 500, or a stream has broken off.
     fn handler_panicked(&self);
-    /// A limit of a key refused a request before anything had read what it asks for. `limit` is its name in the file of keys.
-    fn key_refused(&self, limit: &'static str);
+    /// A request was refused for its key, or for want of one, before anything had read what it asks for. `reason` is the error's code, or
+    /// the name of a limit in the file of keys.
+    fn key_refused(&self, reason: &'static str);
     /// The whole exposition, OpenMetrics text.
     fn render(&self) -> String;
 }

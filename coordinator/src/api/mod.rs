@@ -78,6 +78,8 @@ use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::normalize_path::NormalizePathLayer;
 
 pub use access::Access;
+#[cfg(test)]
+pub(crate) use access::COUNTED_REFUSALS;
 pub use metrics::{EdgeMetrics, EndedRequest, NoMetrics};
 pub use routes::routes;
 pub use server::{BindError, HttpPort, bind, serve_http};

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::AppState;
-use super::access::{cookie, key_of, refusal};
+use super::access::{cookie, count, key_of, refusal};
 use super::connection::Encrypted;
 use super::error::ApiError;
 use crate::keys::{HeldKey, SESSION_TIME};
@@ -61,7 +61,9 @@ pub async fn begin(
         return ApiError::invalid("key", "Send {\"key\": \"..\"} as JSON.").into_response();
     };
     let Some(key) = keys.find(sign_in.key.trim()) else {
-        return refusal(ApiError::wrong_key());
+        let refused = ApiError::wrong_key();
+        count(&*state.metrics, &refused);
+        return refusal(refused);
     };
     let text = keys.begin_session(&key, Instant::now());
     let response = Json(about(&key)).into_response();

@@ -34,8 +34,8 @@ pub struct BreachLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct KeyLimitLabel {
-    pub limit: &'static str,
+pub struct KeyRefusalLabel {
+    pub reason: &'static str,
 }
 
 /// The label of exemplars.

@@ -9,7 +9,7 @@ use serving_core::node::{KvBlockCounts, NodeCapacity, NodeRecord, NodeRole, Node
 use serving_core::stage::StageTimings;
 
 use super::*;
-use crate::api::EdgeMetrics;
+use crate::api::{COUNTED_REFUSALS, EdgeMetrics};
 use crate::cluster_metrics::NodeSnapshot;
 use crate::keys::OverLimit;
 
@@ -305,7 +305,8 @@ fn every_slo_limit_is_an_edge() {
 fn the_closed_lists_of_the_table_are_those_that_are_counted() {
     let of = |metric: &Metric, label| metric.closed_values(label, ROLE).unwrap_or_default();
     assert_eq!(of(&table::SLO_BREACHES, "breach"), Breach::ALL.map(Breach::name));
-    assert_eq!(of(&table::KEY_REFUSALS, "limit"), OverLimit::NAMES);
+    let refusals = [COUNTED_REFUSALS.as_slice(), &OverLimit::NAMES].concat();
+    assert_eq!(of(&table::KEY_REFUSALS, "reason"), refusals);
     assert_eq!(of(&table::ITL_STALLS, "cause"), StallCause::ALL.map(StallCause::name));
     let text = new_metrics(MetricsConfig::default()).render();
     let slo = &read(&text)["baton_slo_breaches"];

@@ -156,8 +156,8 @@ impl EdgeMetrics for Recorded {
     fn handler_panicked(&self) {
         *self.panics.lock().unwrap() += 1;
     }
-    fn key_refused(&self, limit: &'static str) {
-        self.key_refusals.lock().unwrap().push(limit);
+    fn key_refused(&self, reason: &'static str) {
+        self.key_refusals.lock().unwrap().push(reason);
     }
     fn render(&self) -> String {
         "baton_test 1\n# EOF\n".to_owned()

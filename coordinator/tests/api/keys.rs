@@ -70,7 +70,7 @@ impl Guarded {
         format!("Bearer {}", self.secrets[place].text())
     }
 
-    /// The limits that refused a request, in their order.
+    /// The codes and limits by which requests were refused, in their order.
     fn refused_by(&self) -> Vec<&'static str> {
         self.server.metrics.key_refusals.lock().unwrap().clone()
     }
@@ -206,6 +206,7 @@ async fn what_is_no_key_of_the_file_is_refused() {
         200
     );
     assert_eq!(guarded.complete().await.status, 200);
+    assert_eq!(guarded.refused_by(), ["invalid_api_key"; 8]);
     assert_eq!(
         guarded.server.submitted(),
         1,
@@ -354,6 +355,10 @@ async fn the_console_signs_in_with_a_key_and_out_again() {
     let large = json!({"key": "x".repeat(5_000)}).to_string();
     let bytes = request("POST", "/session", &[], large.as_bytes());
     assert_eq!(send(guarded.server.address, &bytes).await.status, 400);
+    assert_eq!(
+        guarded.refused_by(),
+        ["scope_missing", "session_ended", "invalid_api_key"]
+    );
 }
 
 #[tokio::test]

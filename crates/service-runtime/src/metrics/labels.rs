@@ -24,7 +24,7 @@ closed! {
     OUTCOME = "outcome": |_| outcomes();
     STALL_CAUSE = "cause": |_| STALL_CAUSES.to_vec();
     BREACH = "breach": |_| BREACHES.to_vec();
-    KEY_LIMIT = "limit": |_| KEY_LIMITS.to_vec();
+    KEY_REFUSAL = "reason": |_| KEY_REFUSALS.to_vec();
     STAGE = "stage": |role| stage_names(measured_stages(role));
     LIVE_STAGE = "stage": |role| stage_names(live_stages(role));
     PHASE = "phase": |_| vec!["ttft", "rest"];
@@ -106,8 +106,16 @@ pub const PAIR_REASON: Label = Label {
 
 /// `slo::Breach` of the coordinator.
 const BREACHES: [&str; 5] = ["ttft", "itl", "incomplete", "hard_timeout", "5xx"];
-/// `keys::OverLimit` of the coordinator.
-const KEY_LIMITS: [&str; 3] = ["requests_per_minute", "tokens_per_minute", "concurrent_requests"];
+/// Codes of `api::access` of the coordinator, and its `keys::OverLimit`.
+const KEY_REFUSALS: [&str; 7] = [
+    "missing_api_key",
+    "invalid_api_key",
+    "session_ended",
+    "scope_missing",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent_requests",
+];
 /// `records::stalls::StallCause` of the coordinator.
 const STALL_CAUSES: [&str; 7] = [
     "transfer_tail",
