@@ -209,8 +209,8 @@ fn a_request_shows_up_under_its_labels() {
     for line in [
         r#"baton_requests_total{model="smol",lane="batch",outcome="ok"} 1"#,
         r#"baton_requests_total{model="smol",lane="batch",outcome="queue_full"} 0"#,
-        r#"baton_key_refusals_total{limit="tokens_per_minute"} 1"#,
-        r#"baton_key_refusals_total{limit="requests_per_minute"} 0"#,
+        r#"baton_key_refusals_total{reason="tokens_per_minute"} 1"#,
+        r#"baton_key_refusals_total{reason="missing_api_key"} 0"#,
         r#"baton_ttft_seconds_bucket{le="0.15",lane="batch"} 1"#,
         r#"baton_stage_seconds_count{stage="egress",phase="ttft"} 1"#,
         r#"baton_stage_seconds_count{stage="egress",phase="rest"} 1"#,

@@ -5,6 +5,7 @@ pub mod etcd;
 mod events;
 mod failure;
 mod flags;
+mod kind;
 mod log_file;
 mod membership;
 mod memory;
@@ -27,12 +28,13 @@ pub(crate) use before_start::Refused;
 use etcd::LocalEtcd;
 pub use events::{ClusterEvent, Observer};
 pub use failure::{LocalClusterError, NodeExit};
+pub use kind::ProcessKind;
 pub(crate) use log_file::{path as log_path, path_before as log_path_before};
 pub use membership::LocalMembership;
 pub use options::{ClusterSettings, LocalClusterOptions};
 use process::{Process, ProcessState};
 pub use secret::ClusterSecret;
-pub use specs::{ProcessKind, ProcessSpec};
+pub use specs::ProcessSpec;
 
 /// etcd elects a leader within a second and restarts in a few. One that takes longer is not there.
 const ETCD_ANSWERS_WITHIN: Duration = Duration::from_secs(5);

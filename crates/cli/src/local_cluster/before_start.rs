@@ -13,8 +13,9 @@ use node::NodeConfig;
 use service_runtime::config::{self, ByteSize, ConfigError, Outcome};
 use thiserror::Error;
 
+use super::kind::ProcessKind;
 use super::options::LocalClusterOptions;
-use super::specs::{ProcessKind, ProcessSpec};
+use super::specs::ProcessSpec;
 use crate::exit::Exit;
 
 /// What would end a process right after its start. The person who gave the settings or the model can mend it.

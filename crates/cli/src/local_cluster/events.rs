@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::specs::ProcessKind;
+use super::kind::ProcessKind;
 
 /// An event of a process of the cluster, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]

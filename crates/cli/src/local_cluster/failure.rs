@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::kind::ProcessKind;
 use super::membership::LocalMembership;
-use super::specs::ProcessKind;
 
 #[derive(Debug, Error)]
 pub enum LocalClusterError {

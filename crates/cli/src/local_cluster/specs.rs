@@ -1,50 +1,18 @@
 //! The processes of a local cluster, and the flags and the environment that each of them gets.
 
 use std::ffi::OsString;
-use std::fmt;
 
 use cuda_engine::DeviceChoice;
 use service_runtime::announce::Listening;
 
 use super::flags::Flags;
+use super::kind::ProcessKind;
 use super::membership::LocalMembership;
 use super::options::LocalClusterOptions;
 use crate::topology::Topology;
 
 /// The nodes' `shared_weights`.
 const SHARED_WEIGHTS: &str = "BATON_SHARED_WEIGHTS";
-
-/// Which process of the cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ProcessKind {
-    Coordinator,
-    Prefill,
-    Decode,
-    /// A decode node that computes every prompt itself.
-    CoLocated,
-}
-
-impl fmt::Display for ProcessKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Coordinator => "coordinator",
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::CoLocated => "co-located",
-        })
-    }
-}
-
-impl ProcessKind {
-    /// The verb that runs the process.
-    pub fn verb(self) -> &'static str {
-        match self {
-            Self::Coordinator => "serve-coordinator",
-            Self::Prefill => "serve-prefill",
-            Self::Decode | Self::CoLocated => "serve-decode",
-        }
-    }
-}
 
 /// One process to start: its name and its whole command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
