@@ -320,7 +320,7 @@ impl State {
         self.tell(ClientEvent::Known(Box::new(summary)));
     }
 
-    /// The tokens that can be handed over now, in order.
+    /// Puts one token into its place in its choice. Returns the tokens that can be handed over now, in order.
     fn put_in_order(&mut self, token: TokenEvent, times: TokenTimes) -> Result<Vec<(TokenEvent, TokenTimes)>, String> {
         match self.choices.get_mut(token.choice.0 as usize) {
             Some(choice) => choice.accept(token, times),

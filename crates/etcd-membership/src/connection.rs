@@ -238,7 +238,8 @@ fn kept_of(value: &[u8]) -> &[u8] {
     value.get(..=RECORD_BYTES_MAX).unwrap_or(value)
 }
 
-/// The same for a key, which may be as long in etcd. What is kept of one that is too long ends in no node's name.
+/// The same for a key, which may be as long as a value in etcd. What is kept of a key that is too long is longer than any key of ours, so it
+/// names no node.
 pub(crate) fn kept_of_key(key: &[u8]) -> &[u8] {
     key.get(..=KEY_BYTES_MAX).unwrap_or(key)
 }

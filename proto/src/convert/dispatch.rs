@@ -1,4 +1,5 @@
-//! What the coordinator sends to start the two legs of a request: Open, Prefill, and the ticket that both carry to the handoff.
+//! What the coordinator sends to start the two legs of a request: Open and Prefill. Also the ticket, which comes back with Opened and goes
+//! out with Prefill.
 
 use std::time::Duration;
 

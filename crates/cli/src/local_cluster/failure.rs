@@ -1,4 +1,4 @@
-//! Why a local cluster does not start, and what is left of a process that ended.
+//! The errors of a local cluster, and what is known of a process that ended.
 
 use std::process::ExitStatus;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is said about a value or a key that cannot be.
+//! The messages about a value or a key that cannot be used.
 
 use std::error::Error as _;
 

@@ -1,4 +1,4 @@
-//! What an operator sets of the coordinator's decisions, and what stands where nothing is set.
+//! The limits and switches of the coordinator's decisions, with their defaults.
 
 use std::time::Duration;
 

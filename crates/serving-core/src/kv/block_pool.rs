@@ -1,6 +1,6 @@
-//! The blocks of one node: six states, generations, reference counts, LRU eviction of cached blocks.
+//! The blocks of one node: free list, generations, LRU eviction of cached blocks.
 //!
-//! A block's state follows from who holds it, so it cannot disagree with the holders: quarantined if any hold is a
+//! A block's state follows from who holds it (`block_holds.rs`), so it cannot disagree with the holders: quarantined if any hold is a
 //! quarantine, else in-transfer, else reserved, else active; with no hold at all it is cached when the prefix cache
 //! lists it, else free. Holds are move-only [`BlockHandle`]s with one way back, [`BlockPool::release`]; a handle that
 //! is dropped instead (a task that panicked, a bug) comes back on the scheduler's next tick and is counted.
