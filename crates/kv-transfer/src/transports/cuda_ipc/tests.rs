@@ -94,7 +94,9 @@ fn of_this_file(test: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_process_copies_its_blocks_into_the_pool() {
     if let Ok(address) = std::env::var(IN_CHILD) {
-        let report = send(&pairs(), &ticket(1, 4, &address)).await.unwrap();
+        // A transport that is gone closes the pool.
+        let transport = pairs();
+        let report = send(&transport, &ticket(1, 4, &address)).await.unwrap();
         println!("acked {} bytes, {} open", report.kv_bytes, open_count());
         return;
     }
