@@ -191,7 +191,7 @@ PROMPTS = (0.7, 1.5)
 
 # Of one cycle of the load that shows how nodes slow each other down: requests as (seconds from its beginning, prompt tokens, output tokens).
 # The first one is alone. The last one begins beside the second, which has begun to decode by then and goes on until the last one ends.
-BESIDE, BESIDE_CYCLES, BESIDE_EVERY_S = ((0.0, SHORT, 40), (0.45, 16, 110), (0.55, SHORT, 40)), 14, 1.35
+BESIDE, BESIDE_CYCLES, BESIDE_EVERY_S = ((0.0, SHORT, 40), (0.45, 16, 110), (0.55, SHORT, 40)), 14, 1.5
 
 # Seconds from a short request of the light load to the next one, and from a long one. They do not overlap on a machine as fast as those of
 # docs/measurements/simulator.md: what a prompt takes more beside a stream is measured apart from this load, and is no part of a request's own time.
