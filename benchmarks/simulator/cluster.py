@@ -8,9 +8,12 @@ import select
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 from typing import NamedTuple
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from release_build import release_build  # noqa: E402: the folder stands in the path only now
 
 READY_WITHIN_S, STOP_WITHIN_S = 180, 60
 
@@ -73,7 +76,7 @@ class Cluster:
     """`baton up` with one thread for each node, and each node on a core of its own."""
 
     def __init__(self, baton, topology, engine, cores, more=(), environment=()):
-        self.baton = baton
+        self.baton = release_build(baton)
         command = [baton, "up", "--topology", topology, "--threads-per-node", "1", "--engine", engine]
         command += ["--listen", "127.0.0.1:0", "--quiet", "--json", *more]
         self.process = subprocess.Popen(command, env={**os.environ, **dict(environment)}, stdout=subprocess.PIPE, text=True)

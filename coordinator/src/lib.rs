@@ -42,3 +42,13 @@ pub use trace_viewer::TraceViewerUrl;
 
 /// The commit of the sources. A packager sets it when building; a build from a checkout has none.
 pub const BUILD_COMMIT: Option<&str> = option_env!("BATON_BUILD_COMMIT");
+
+/// How this program was compiled. `release` is the only build whose times are those of a user: most crates of `tests`
+/// (scripts/rustc-for-tests sets its cfg) are not optimised.
+pub const BUILD_PROFILE: &str = if cfg!(built_for_tests) {
+    "tests"
+} else if cfg!(debug_assertions) {
+    "debug"
+} else {
+    "release"
+};

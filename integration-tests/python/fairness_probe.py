@@ -25,6 +25,9 @@ import urllib.request
 
 from tenant_probe import create
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../benchmarks"))
+from release_build import release_build  # noqa: E402: the folder stands in the path only now
+
 GOODPUT_MIN, TTFT_FACTOR_MAX, REFUSED_WITHIN_S = 0.9, 2.0, 0.05
 STEADY_A_MINUTE, FLOOD_FACTOR = 60, 10
 PROMPT_CHARACTERS, TOKENS, LIMIT_S = 100, 16, 1.0
@@ -32,7 +35,7 @@ PROMPT_CHARACTERS, TOKENS, LIMIT_S = 100, 16, 1.0
 
 def main():
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parse.add_argument("--baton", default="target/release/baton")
+    parse.add_argument("--baton", default="target/release/baton", type=release_build)
     parse.add_argument("--model", default="smollm2-135m")
     parse.add_argument("--seconds", type=int, default=120, help="of each half [120]")
     parse.add_argument("--concurrent", type=int, help="requests that `flood` may have open at once [no limit]")

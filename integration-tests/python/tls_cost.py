@@ -19,6 +19,9 @@ import tempfile
 import time
 import urllib.request
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../benchmarks"))
+from release_build import release_build  # noqa: E402: the folder stands in the path only now
+
 TICK = os.sysconf("SC_CLK_TCK")
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 32
 PROCESSES = ("coordinator/coordinator", "prefill/prefill-0", "decode/decode-0")
@@ -26,7 +29,7 @@ PROCESSES = ("coordinator/coordinator", "prefill/prefill-0", "decode/decode-0")
 
 def main():
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parse.add_argument("--baton", default="target/release/baton")
+    parse.add_argument("--baton", default="target/release/baton", type=release_build)
     parse.add_argument("--model", default="smollm2-135m")
     parse.add_argument("--pairs", type=int, default=40)
     args = parse.parse_args()

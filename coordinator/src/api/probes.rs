@@ -47,7 +47,7 @@ pub async fn version() -> Json<Value> {
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "git": crate::BUILD_COMMIT.unwrap_or("unknown"),
-        "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
+        "profile": crate::BUILD_PROFILE,
         "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
         "features": Vec::<&str>::new(),
     }))

@@ -6,6 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::exit::Exit;
+use crate::terminal::say;
 
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -22,6 +23,8 @@ struct VersionReport {
     version: &'static str,
     /// Null for a local build.
     commit: Option<&'static str>,
+    /// `release`, `debug` or `tests`.
+    build: &'static str,
     architecture: &'static str,
     os: &'static str,
 }
@@ -31,6 +34,7 @@ pub fn run(args: &VersionArgs) -> anyhow::Result<Exit> {
         name: "baton",
         version: VERSION,
         commit: coordinator::BUILD_COMMIT,
+        build: coordinator::BUILD_PROFILE,
         architecture: std::env::consts::ARCH,
         os: std::env::consts::OS,
     };
@@ -38,7 +42,21 @@ pub fn run(args: &VersionArgs) -> anyhow::Result<Exit> {
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
-        writeln!(out, "baton {VERSION} ({} {})", report.os, report.architecture)?;
+        writeln!(
+            out,
+            "baton {VERSION} ({} {}, {} build)",
+            report.os, report.architecture, report.build
+        )?;
     }
     Ok(Exit::Ok)
+}
+
+/// Says that times which this program measures of itself are not those of the program that users have.
+pub(crate) fn warn_unless_release() {
+    let build = coordinator::BUILD_PROFILE;
+    if build != "release" {
+        say!(
+            "This is a {build} build. Its times say nothing about baton: measure with that of `cargo build --release`."
+        );
+    }
 }

@@ -45,6 +45,7 @@ enum BenchKind {
 }
 
 pub fn run(args: &BenchArgs) -> anyhow::Result<Exit> {
+    crate::version::warn_unless_release();
     match &args.what {
         BenchKind::Run(args) => load::verb(args),
         BenchKind::Sweep(args) => sweep::run(args),

@@ -46,6 +46,7 @@ pub fn run(args: CompareArgs) -> anyhow::Result<Exit> {
     if !args.plan_only {
         finish::make_folders(&args)?;
     }
+    crate::version::warn_unless_release();
     if let Some(words) = args.words_on_default() {
         say!("{words}");
     }

@@ -30,6 +30,7 @@ pub(crate) fn machine() -> BTreeMap<String, Value> {
     BTreeMap::from_iter([
         ("client_version".to_owned(), json!(crate::version::VERSION)),
         ("client_commit".to_owned(), json!(coordinator::BUILD_COMMIT)),
+        ("client_build".to_owned(), json!(coordinator::BUILD_PROFILE)),
         ("client_command".to_owned(), json!(own_command_line())),
         ("client_pid".to_owned(), json!(std::process::id())),
         ("client_nice".to_owned(), json!(nice())),
