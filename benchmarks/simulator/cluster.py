@@ -95,7 +95,8 @@ class Cluster:
             raise SystemExit(f"{' '.join(command)} did not start")
         ready = json.loads(line)
         self.url = ready["url"]
-        self.nodes = [process for process in ready["processes"] if process["role"] != "coordinator"]
+        self.processes = ready["processes"]
+        self.nodes = [process for process in self.processes if process["role"] != "coordinator"]
         for number, node in enumerate(self.nodes):
             core = str(cores[number % len(cores)])
             pin = ["taskset", "-a", "-c", "-p", core, str(node["pid"])]
