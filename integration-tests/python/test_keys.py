@@ -63,6 +63,10 @@ class Guarded:
 def guarded(tmp_path_factory):
     started = Guarded(tmp_path_factory.mktemp("guarded"))
     with ended(started.cluster):
+        # What `baton up` asks at its start looks like no attack.
+        header = {"Authorization": f"Bearer {started.keys['ops']}"}
+        with urllib.request.urlopen(urllib.request.Request(started.url + "/metrics", headers=header), timeout=20) as metrics:
+            assert 'baton_key_refusals_total{reason="missing_api_key"} 0\n' in metrics.read().decode()
         yield started
 
 

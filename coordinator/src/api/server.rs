@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use identity::{Connection, ServerCertificate};
-use service_runtime::serve::Refusals;
+use service_runtime::serve::FailedAccepts;
 use service_runtime::shutdown::Shutdown;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
@@ -38,8 +38,6 @@ const HEADER_READ_MAX: Duration = Duration::from_secs(30);
 /// unsent bytes before a stream stops taking tokens; over TLS one record more. nginx and Envoy use a similar size.
 const BUFFER_BYTES_MAX: usize = 64 << 10;
 const HEADERS_MAX: usize = 100;
-/// Wait after an accept error that is not the connection's own (no descriptors left), instead of spinning.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Error)]
 pub enum BindError {
@@ -94,7 +92,7 @@ pub async fn serve_http(port: HttpPort, router: Router, shutdown: impl Future<Ou
         buffers: ResponseBuffers::default(),
         probes: ProbeConnections::default(),
         connections: JoinSet::new(),
-        failures: Refusals::of("accepting a connection failed; trying again"),
+        failures: FailedAccepts::default(),
     };
     let graceful = GracefulShutdown::new();
     server.serve_until(&graceful, shutdown).await;
@@ -141,7 +139,7 @@ struct Server {
     probes: ProbeConnections,
     connections: JoinSet<()>,
     /// Accepts that failed on this side. While no descriptor is left there are ten a second.
-    failures: Refusals,
+    failures: FailedAccepts,
 }
 
 impl Server {
@@ -172,7 +170,7 @@ impl Server {
     }
 }
 
-async fn accept(listener: &TcpListener, places: &Places, failures: &Refusals) -> Option<(TcpStream, Place)> {
+async fn accept(listener: &TcpListener, places: &Places, failures: &FailedAccepts) -> Option<(TcpStream, Place)> {
     match listener.accept().await {
         Ok((stream, peer)) => {
             let place = places.take(peer.ip());
@@ -182,17 +180,8 @@ async fn accept(listener: &TcpListener, places: &Places, failures: &Refusals) ->
             }
             Some((stream, place))
         }
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
-            ) =>
-        {
-            None
-        }
         Err(error) => {
-            failures.tell("unknown", &error.to_string());
-            tokio::time::sleep(ACCEPT_PAUSE).await;
+            failures.pause_after(&error).await;
             None
         }
     }

@@ -7,10 +7,11 @@ use proto::messages::{OpenRequest, PrefillRequest};
 use service_runtime::clock::Clock;
 use service_runtime::telemetry::MeasuredSpan;
 use service_runtime::telemetry::opentelemetry::KeyValue;
-use serving_core::cluster::{ClusterAction, ClusterEvent, Leg, PlacementFacts};
+use serving_core::cluster::{ClusterAction, ClusterEvent, Leg, LegError, PlacementFacts, Target};
 use serving_core::ids::{NodeId, RequestId};
 use serving_core::request::{AttemptKey, Request};
 use serving_core::time::Time;
+use tonic::transport::Channel;
 
 use super::ControlLoop;
 use crate::dispatch;
@@ -101,16 +102,60 @@ impl ControlLoop {
     }
 
     fn start_leg(&mut self, action: ClusterAction) {
-        let (key, request, target, leg) = match &action {
+        let coordinator_epoch = self.nodes.coordinator().epoch;
+        match action {
             ClusterAction::StartOpen {
-                key, request, decode, ..
-            } => (*key, request, decode.clone(), Leg::Decode),
+                key,
+                request,
+                decode,
+                prefill,
+                local,
+                permit_blocks,
+                time_left,
+            } => {
+                let open = OpenRequest {
+                    attempt: key.attempt,
+                    request: with_time_left(&request, time_left),
+                    node_epoch: decode.node.epoch,
+                    permit_blocks,
+                    coordinator_epoch,
+                    local_prefill: local,
+                    prefill_node: prefill,
+                };
+                let start = |context, channel| dispatch::start_open(context, channel, open);
+                self.leg((key, Leg::Decode), &decode, request.choice_count, start);
+            }
             ClusterAction::StartPrefill {
-                key, request, prefill, ..
-            } => (*key, request, prefill.clone(), Leg::Prefill),
-            _ => return,
-        };
-        let choice_count = request.choice_count;
+                key,
+                request,
+                prefill,
+                ticket,
+                permit_tokens,
+                time_left,
+            } => {
+                let prompt = PrefillRequest {
+                    attempt: key.attempt,
+                    request: with_time_left(&request, time_left),
+                    node_epoch: prefill.node.epoch,
+                    permit_tokens,
+                    coordinator_epoch,
+                    ticket,
+                };
+                let start = |context, channel| dispatch::start_prefill(context, channel, prompt);
+                self.leg((key, Leg::Prefill), &prefill, request.choice_count, start);
+            }
+            _ => {}
+        }
+    }
+
+    /// Keeps the leg that `start` begins, if its request still lives.
+    fn leg(
+        &mut self,
+        (key, leg): (AttemptKey, Leg),
+        target: &Target,
+        choice_count: u32,
+        start: impl FnOnce(LegContext, Result<Channel, LegError>) -> RunningLeg,
+    ) {
         let Some(live) = self.live.get_mut(&key.request) else {
             return;
         };
@@ -124,49 +169,7 @@ impl ControlLoop {
             clocks: self.clocks.clone(),
             parent: live.parent.clone(),
         };
-        let channel = self.channels.get(&target);
-        let node_epoch = target.node.epoch;
-        let running = match action {
-            ClusterAction::StartOpen {
-                request,
-                local,
-                prefill,
-                permit_blocks,
-                time_left,
-                ..
-            } => {
-                let request = with_time_left(&request, time_left);
-                let open = OpenRequest {
-                    attempt: key.attempt,
-                    request,
-                    node_epoch,
-                    permit_blocks,
-                    coordinator_epoch: self.nodes.coordinator().epoch,
-                    local_prefill: local,
-                    prefill_node: prefill,
-                };
-                dispatch::start_open(context, channel, open)
-            }
-            ClusterAction::StartPrefill {
-                request,
-                ticket,
-                permit_tokens,
-                time_left,
-                ..
-            } => {
-                let request = with_time_left(&request, time_left);
-                let prefill = PrefillRequest {
-                    attempt: key.attempt,
-                    request,
-                    node_epoch,
-                    permit_tokens,
-                    coordinator_epoch: self.nodes.coordinator().epoch,
-                    ticket,
-                };
-                dispatch::start_prefill(context, channel, prefill)
-            }
-            _ => return,
-        };
+        let running = start(context, self.channels.get(target));
         live.legs.insert((key, leg), running);
     }
 

@@ -30,7 +30,8 @@ mod incoming;
 mod refusals;
 
 pub use incoming::network_of;
-pub use refusals::Refusals;
+pub use refusals::FailedAccepts;
+use refusals::Refusals;
 
 /// Enough bytes in flight for 1 MiB frames on a 100 Gb/s link with a round trip of 0.5 ms (6 MiB).
 pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 8 << 20;

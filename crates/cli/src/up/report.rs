@@ -57,16 +57,18 @@ impl Ready {
             });
         }
         let url = cluster.base_url().to_owned();
-        let listed = client
-            .get(format!("{url}/v1/models"))
-            .timeout(ANSWER_WITHIN)
-            .send()
-            .await;
-        let listed = listed.context("the coordinator is ready but does not list its models")?;
-        let asks_for_keys = listed.status() == http::StatusCode::UNAUTHORIZED;
+        let ask = |path| client.get(format!("{url}{path}")).timeout(ANSWER_WITHIN).send();
+        // Another page would count this question as a request without a key.
+        let whose = ask("/session").await;
+        let whose = whose.context("the coordinator is ready but does not say whether it asks for keys")?;
+        let asks_for_keys = whose.status() == http::StatusCode::UNAUTHORIZED;
         let model = match asks_for_keys {
             true => model,
-            false => first_model(listed, &url).await?.id,
+            false => {
+                let listed = ask("/v1/models").await;
+                let listed = listed.context("the coordinator is ready but does not list its models")?;
+                first_model(listed, &url).await?.id
+            }
         };
         Ok(Self {
             url,

@@ -53,7 +53,7 @@ metrics! {
     SLO_OBJECTIVE = Metric::gauge("baton_slo_objective", Ratio, "Share of good requests promised").on(COORDINATOR);
     HANDLER_PANICS = Metric::counter("baton_handler_panics", Requests, "Requests whose handler panicked").on(COORDINATOR);
     KEY_REFUSALS = Metric::counter("baton_key_refusals", Requests,
-        "Requests refused for their key, by the error's code or the limit; the count of generation requests leaves them out").by(&[KEY_REFUSAL]).on(COORDINATOR);
+        "Requests refused for their key or for want of one, by the error's code or the limit; the count of generation requests leaves them out").by(&[KEY_REFUSAL]).on(COORDINATOR);
 
     STAGE_SECONDS = Metric::histogram(("baton_stage_seconds", edges::STAGE), Seconds,
         "Time of requests in each stage; on the coordinator phase ttft sums to TTFT").by(&[STAGE, PHASE]).on(ALL_ROLES);

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::server::Connected;
 
 use super::closable::Closable;
-use super::refusals::Refusals;
+use super::refusals::{FailedAccepts, Refusals};
 
 /// A greeting is two round trips and a millisecond of computing. Callers of ours give up after the same time
 /// (`CONNECT_TIME_LIMIT`).
@@ -29,8 +29,6 @@ const GREETED_AT_ONCE_FROM_ONE: usize = 64;
 /// Connections without a certificate: probes, of which a host has one or two for a moment. Further ones are turned away.
 const NOBODYS_CONNECTIONS_MAX: usize = 128;
 const NOBODYS_CONNECTIONS_FROM_ONE: usize = 16;
-/// The pause after a failed accept (no descriptors left, for example). The error comes again at once until a connection ends.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longer than a probe waits for its answer.
 const NOBODYS_CONNECTION_TIME_LIMIT: Duration = Duration::from_secs(10);
 
@@ -56,7 +54,7 @@ pub(super) fn incoming(
         nobodies: ByAddress::of(NOBODYS_CONNECTIONS_FROM_ONE),
         places: Arc::new(Semaphore::new(NOBODYS_CONNECTIONS_MAX)),
         refusals: Refusals::of("a connection is refused"),
-        failures: Refusals::of("accepting a connection failed; trying again"),
+        failures: FailedAccepts::default(),
     });
     let at_door = door.clone();
     // One error at a time: callers that have come are greeted during its pause.
@@ -66,7 +64,7 @@ pub(super) fn incoming(
             match stream {
                 Ok(stream) => Some(stream),
                 Err(error) => {
-                    door.pause_after(&error).await;
+                    door.failures.pause_after(&error).await;
                     None
                 }
             }
@@ -91,22 +89,10 @@ struct Door {
     nobodies: Arc<ByAddress>,
     places: Arc<Semaphore>,
     refusals: Refusals,
-    /// Accepts that failed on this side.
-    failures: Refusals,
+    failures: FailedAccepts,
 }
 
 impl Door {
-    async fn pause_after(&self, error: &io::Error) {
-        let is_callers_own = matches!(
-            error.kind(),
-            io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
-        );
-        if !is_callers_own {
-            self.failures.tell("unknown", &error.to_string());
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-        }
-    }
-
     async fn greet(&self, stream: TcpStream) -> Option<Accepted> {
         let _ = stream.set_nodelay(true);
         // The pings of HTTP/2 notice a caller of gRPC that vanished. A caller of HTTP/1.1 has no pings.
@@ -294,6 +280,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::serve::refusals::ACCEPT_PAUSE;
 
     #[tokio::test]
     async fn an_accept_that_fails_is_tried_again_after_a_pause_and_the_next_caller_is_served() {
@@ -326,7 +313,7 @@ mod tests {
             nobodies: ByAddress::of(1),
             places: Arc::new(Semaphore::new(1)),
             refusals: Refusals::of("a connection is refused"),
-            failures: Refusals::of("accepting a connection failed; trying again"),
+            failures: FailedAccepts::default(),
         };
         let over = door.over.child_token();
         let place = door.nobodys_place(Ipv4Addr::LOCALHOST.into(), over.clone()).unwrap();
