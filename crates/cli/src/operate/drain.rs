@@ -3,10 +3,11 @@
 use anyhow::bail;
 use clap::Args;
 use coordinator::records::pages::{ClusterPage, NodePage};
+use serde::Deserialize;
 
 use super::{ForceArgs, Look, WAIT_S_MAX, watch};
 use crate::exit::Exit;
-use crate::observe::client::AdminClient;
+use crate::observe::client::{AdminClient, parse};
 use crate::observe::{UrlArgs, nodes, run_until_signal};
 use crate::terminal::say;
 
@@ -32,6 +33,13 @@ pub struct DrainArgs {
     pub wait: u64,
 }
 
+/// The coordinator's answer.
+#[derive(Debug, Deserialize)]
+struct Asked {
+    /// Of the node's life that drains. Without it nobody could tell this life from the next one.
+    epoch: String,
+}
+
 pub fn run(args: &DrainArgs) -> anyhow::Result<Exit> {
     run_until_signal(drain(args))
 }
@@ -39,19 +47,14 @@ pub fn run(args: &DrainArgs) -> anyhow::Result<Exit> {
 async fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
     let client = AdminClient::new(&args.url)?;
     let path = ["admin", "nodes", &args.node, "drain"];
-    let asked = client.order(&path, &args.force.query()).await?;
-    let epoch = asked
-        .get("epoch")
-        .and_then(|epoch| epoch.as_str())
-        .unwrap_or_default()
-        .to_owned();
+    let asked: Asked = parse(&path, &client.order(&path, &args.force.query()).await?)?;
     say!("{} is draining: nothing new goes there", args.node);
     if args.wait == 0 {
         return Ok(Exit::Ok);
     }
     let node_name = &args.node;
     let look = |cluster: &ClusterPage| {
-        let is_it = |node: &&NodePage| node.name == *node_name && node.epoch == epoch;
+        let is_it = |node: &&NodePage| node.name == *node_name && node.epoch == asked.epoch;
         Ok(match cluster.nodes.iter().find(is_it) {
             Some(node) if node.state == "lost" => bail!(
                 "{node_name} was lost before it had drained: {} does not reach it; it hears of the drain if it comes back",
@@ -106,6 +109,14 @@ mod tests {
         assert_eq!(drained(vec![asked()], 0).await.expect("asked"), Exit::Ok);
         let error = drained(late, 20).await.expect_err("the server is gone before the node");
         assert_eq!(crate::exit::of(&error), Exit::Unreachable);
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_the_life_that_drains_is_not_taken_for_its_end() {
+        let asked = Answer::with_status("/admin/nodes/decode-0/drain", "202 Accepted", r#"{"node": "decode-0"}"#);
+        let cluster = Answer::json("/admin/cluster", &page("00ff", "draining"));
+        let error = drained(vec![asked, cluster], 20).await.expect_err("it still drains");
+        assert_eq!(crate::exit::of(&error), Exit::Failure);
     }
 
     #[tokio::test]
