@@ -14,6 +14,7 @@ use crate::exit::{Exit, WithExit};
 use crate::http::ListedModel;
 use crate::observe::UrlArgs;
 use crate::observe::format::clean;
+use crate::stdout::is_reader_gone;
 use crate::terminal::{Terminal, say};
 use client::{Answer, ChatClient, Ended, Message, Question};
 use timings::{Metrics, Timings, Usage};
@@ -107,6 +108,32 @@ fn shown(text: &str, is_terminal: bool) -> Cow<'_, str> {
     }
 }
 
+/// What is piped in, as one question.
+///
+/// # Errors
+/// It cannot be read, is too long, is no text, or asks nothing.
+fn piped_question(input: impl Read) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    let mut input = input.take(PIPED_BYTES_MAX + 1);
+    input.read_to_end(&mut bytes).context("stdin cannot be read")?;
+    // Asked before the text is read, because the limit may cut it within a character.
+    anyhow::ensure!(
+        bytes.len() as u64 <= PIPED_BYTES_MAX,
+        "stdin holds more than {PIPED_BYTES_MAX} bytes, the most that one question may have"
+    );
+    let piped = String::from_utf8(bytes).context("stdin is not UTF-8 text")?;
+    anyhow::ensure!(
+        !piped.trim().is_empty(),
+        "nothing to ask: give a prompt, or pipe one in"
+    );
+    Ok(piped)
+}
+
+/// Whether a conversation cannot go on after this failure: the server is gone, or nobody reads the answers.
+fn ends_conversation(error: &anyhow::Error) -> bool {
+    crate::exit::of(error) == Exit::Unreachable || is_reader_gone(error)
+}
+
 async fn chat(args: &ChatArgs) -> anyhow::Result<Exit> {
     let has_question = !args.prompt.is_empty() || !std::io::stdin().is_terminal();
     if args.json && !has_question {
@@ -131,17 +158,7 @@ async fn chat(args: &ChatArgs) -> anyhow::Result<Exit> {
         return chat.ask_once(args.prompt.join(" ")).await;
     }
     if !std::io::stdin().is_terminal() {
-        let mut piped = String::new();
-        let mut input = std::io::stdin().lock().take(PIPED_BYTES_MAX + 1);
-        input.read_to_string(&mut piped).context("stdin is not UTF-8 text")?;
-        anyhow::ensure!(
-            piped.len() as u64 <= PIPED_BYTES_MAX,
-            "stdin holds more than {PIPED_BYTES_MAX} bytes"
-        );
-        anyhow::ensure!(
-            !piped.trim().is_empty(),
-            "nothing to ask: give a prompt, or pipe one in"
-        );
+        let piped = piped_question(std::io::stdin().lock())?;
         return chat.ask_once(piped).await;
     }
     chat.converse().await
@@ -198,9 +215,9 @@ impl Chat<'_> {
                 Some("/exit" | "/quit") => return Ok(Exit::Ok),
                 Some(prompt) => {
                     let prompt = prompt.to_owned();
-                    // A refused or failed question does not end the conversation. A server that is gone does.
+                    // A refused or failed question does not end the conversation.
                     if let Err(error) = self.ask(prompt).await {
-                        if crate::exit::of(&error) == Exit::Unreachable {
+                        if ends_conversation(&error) {
                             return Err(error);
                         }
                         self.messages.pop();
@@ -283,6 +300,27 @@ mod tests {
         assert!(words(Some(134_515_008)).is_some_and(|words| words.contains("135 million")));
         assert_eq!(words(Some(SMALL_BELOW_PARAMETERS)), None);
         assert_eq!(words(None), None);
+    }
+
+    #[test]
+    fn a_piped_text_that_is_too_long_is_told_from_one_that_is_no_text() {
+        let most = "a".repeat(1 << 20);
+        assert_eq!(piped_question(most.as_bytes()).expect("it fits"), most);
+        // The limit stands within the character.
+        let error = piped_question(format!("{most}é").as_bytes()).expect_err("too long");
+        assert!(error.to_string().contains(&PIPED_BYTES_MAX.to_string()), "{error:#}");
+        let error = piped_question(&b"\xff"[..]).expect_err("no text");
+        assert!(error.to_string().contains("UTF-8"), "{error:#}");
+        assert!(piped_question(&b" \n"[..]).is_err());
+    }
+
+    #[test]
+    fn a_conversation_ends_with_its_server_or_its_reader_and_not_with_a_refusal() {
+        let unread = write!(crate::stdout::test_kit::unread(), "x").expect_err("nobody reads");
+        assert!(ends_conversation(&unread.into()));
+        let away: anyhow::Result<()> = Err(anyhow::anyhow!("no server answers"));
+        assert!(ends_conversation(&away.exit(Exit::Unreachable).expect_err("away")));
+        assert!(!ends_conversation(&anyhow::anyhow!("400 Bad Request: prompt too long")));
     }
 
     #[test]
