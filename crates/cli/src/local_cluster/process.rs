@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use service_runtime::announce::{Announcement, Listening};
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -199,8 +199,8 @@ impl Watcher {
 
     async fn read_stdout(&self, stdout: Option<impl AsyncRead + Unpin>) {
         let Some(stdout) = stdout else { return };
-        let mut lines = BufReader::new(stdout).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
+        let mut stdout = BufReader::new(stdout);
+        while let Some(line) = next_line(&mut stdout).await {
             let name = self.name.clone();
             match serde_json::from_str::<Announcement>(&line) {
                 Ok(Announcement::Listening(listening)) => {
@@ -229,8 +229,8 @@ impl Watcher {
 
     async fn read_stderr(&self, stderr: Option<impl AsyncRead + Unpin>) {
         let Some(stderr) = stderr else { return };
-        let mut lines = BufReader::new(stderr).lines();
-        while let Ok(Some(mut line)) = lines.next_line().await {
+        let mut stderr = BufReader::new(stderr);
+        while let Some(mut line) = next_line(&mut stderr).await {
             if let Some(log) = &self.log {
                 log.lock().unwrap_or_else(PoisonError::into_inner).add(&line);
             }
@@ -248,6 +248,40 @@ impl Watcher {
     }
 }
 
+/// The next line, without its end. What is not UTF-8 is replaced, because a library may print anything, and the later lines must not
+/// be lost. `None`: the stream has ended, or it cannot be read.
+async fn next_line(stream: &mut (impl AsyncBufRead + Unpin)) -> Option<String> {
+    let mut bytes = Vec::new();
+    if stream.read_until(b'\n', &mut bytes).await.ok()? == 0 {
+        return None;
+    }
+    let line = bytes.strip_suffix(b"\n").unwrap_or(bytes.as_slice());
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    Some(String::from_utf8_lossy(line).into_owned())
+}
+
 fn locked(last_lines: &LastLines) -> MutexGuard<'_, VecDeque<String>> {
     last_lines.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_line_that_is_no_text_does_not_end_the_log() {
+        let (state, _watched) = watch::channel(ProcessState::default());
+        let watcher = Watcher {
+            name: "decode-0".to_owned(),
+            log: None,
+            observer: Observer::default(),
+            last_lines: Arc::default(),
+            state,
+            kill: CancellationToken::new(),
+        };
+        let said = b"first\n\xff\xfe\r\n\nlast";
+        watcher.read_stderr(Some(said.as_slice())).await;
+        let lines: Vec<String> = locked(&watcher.last_lines).iter().cloned().collect();
+        assert_eq!(lines, ["first", "\u{fffd}\u{fffd}", "", "last"]);
+    }
 }
