@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
-use crate::exit::{Exit, WithExit};
+use crate::exit::{ErrorForm, Exit, WithExit};
 use crate::http::ListedModel;
 use crate::observe::UrlArgs;
 use crate::observe::format::clean;
@@ -221,7 +221,7 @@ impl Chat<'_> {
                             return Err(error);
                         }
                         self.messages.pop();
-                        say!("error: {error:#}");
+                        say!("{}", ErrorForm::Text.line(&error));
                     }
                 }
             }

@@ -87,15 +87,21 @@ pub(crate) enum ErrorForm {
 }
 
 impl ErrorForm {
-    fn line(self, error: &anyhow::Error) -> String {
+    pub(crate) fn line(self, error: &anyhow::Error) -> String {
         match self {
-            ErrorForm::Text => format!("error: {error:#}"),
+            ErrorForm::Text => steering_nothing(&format!("error: {error:#}")),
             ErrorForm::Json => {
                 let status = of(error) as u8;
                 serde_json::json!({"error": {"message": format!("{error:#}"), "exit_status": status}}).to_string()
             }
         }
     }
+}
+
+/// An error has the words of servers and of other programs. No control character of them reaches the terminal, but for the ends of lines.
+fn steering_nothing(text: &str) -> String {
+    let steers = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    text.chars().map(|c| if steers(c) { '?' } else { c }).collect()
 }
 
 /// Prints a failure on stderr and yields the status to return from `main`.
@@ -145,6 +151,15 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&ErrorForm::Json.line(&error)).expect("JSON");
         let expected = serde_json::json!({"message": "chat: cannot reach http://x: refused", "exit_status": 4});
         assert_eq!(json["error"], expected);
+    }
+
+    #[test]
+    fn no_control_character_of_a_servers_words_reaches_the_terminal() {
+        let error = anyhow::anyhow!("502 Bad Gateway: a\x1b]52;c;x\x07b\n    the second line");
+        assert_eq!(
+            ErrorForm::Text.line(&error),
+            "error: 502 Bad Gateway: a?]52;c;x?b\n    the second line"
+        );
     }
 
     #[test]
