@@ -28,7 +28,7 @@ Examples:
   baton top --json | jq .running        the pages behind one frame: cluster, running and ended requests";
 
 const DRAW_EVERY: Duration = Duration::from_secs(1);
-/// The width of a frame that goes to a file or a pipe.
+/// The most lines of a frame that goes to a file or a pipe.
 const ROWS_PIPED: usize = 60;
 
 #[derive(Debug, Args)]

@@ -136,7 +136,9 @@ impl Findings {
         let (warned, failed) = (count(Verdict::Warn), count(Verdict::Fail));
         let conclusion = match (failed, warned) {
             (0, 0) => "This machine can serve.".to_owned(),
+            (0, 1) => "This machine can serve; 1 warning.".to_owned(),
             (0, warned) => format!("This machine can serve; {warned} warnings."),
+            (1, _) => "1 check has failed: a cluster does not start like this.".to_owned(),
             (failed, _) => format!("{failed} checks have failed: a cluster does not start like this."),
         };
         let _ = writeln!(text, "\n{conclusion} `baton doctor --gpu` looks at the GPU.");
@@ -172,7 +174,7 @@ mod tests {
             "do: give another",
             "FAIL  file",
             "damaged badly",
-            "1 checks have failed",
+            "1 check has failed",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
