@@ -70,18 +70,7 @@ impl AdminClient {
         if response.status() == StatusCode::NOT_FOUND {
             return Ok(None);
         }
-        let bytes = http::checked(response).await?.bytes().await;
-        let bytes = bytes
-            .with_context(|| format!("the answer of {} did not come to its end", self.base))
-            .exit(Exit::Unreachable)?;
-        let page = serde_json::from_slice(&bytes).with_context(|| {
-            format!(
-                "/{} at {} is not JSON; is this a baton server?",
-                path.join("/"),
-                self.base
-            )
-        })?;
-        Ok(Some(page))
+        self.json_of(response, path).await.map(Some)
     }
 
     /// One page that every coordinator has.
@@ -106,8 +95,7 @@ impl AdminClient {
     /// Nobody answers, or the server refuses, in its own words.
     pub async fn order(&self, path: &[&str], query: Query<'_>) -> anyhow::Result<Value> {
         let response = self.answer(Method::POST, path, query).await?;
-        let answer = http::checked(response).await?.json().await;
-        answer.with_context(|| format!("the answer of {} is not JSON; is it a baton server?", self.base))
+        self.json_of(response, path).await
     }
 
     /// The answer whose body is a stream of events.
@@ -130,6 +118,20 @@ impl AdminClient {
         let request = self.http.request(method, self.url(path, query)?).timeout(PAGE_WITHIN);
         let response = request.send().await;
         response.map_err(|error| http::unreachable(&self.base, error))
+    }
+
+    async fn json_of(&self, response: http::Answer, path: &[&str]) -> anyhow::Result<Value> {
+        let bytes = http::checked(response).await?.bytes().await;
+        let bytes = bytes
+            .with_context(|| format!("the answer of {} did not come to its end", self.base))
+            .exit(Exit::Unreachable)?;
+        serde_json::from_slice(&bytes).with_context(|| {
+            format!(
+                "/{} at {} is not JSON; is this a baton server?",
+                path.join("/"),
+                self.base
+            )
+        })
     }
 
     fn lacks(&self, path: &[&str]) -> String {
@@ -167,6 +169,22 @@ pub fn parse<T: DeserializeOwned>(path: &[&str], page: &Value) -> anyhow::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::test_kit::{Answer, TestServer};
+
+    #[tokio::test]
+    async fn an_answer_that_breaks_off_is_not_taken_for_that_of_another_program() {
+        for is_order in [false, true] {
+            let cut = Answer::with_status("/admin/x", "200 OK\r\ncontent-length: 99", "{");
+            let server = TestServer::start(vec![cut]).await;
+            let client = AdminClient::new(&UrlArgs::of(&server.url)).expect("a URL");
+            let answer = match is_order {
+                true => client.order(&["admin", "x"], &[]).await,
+                false => client.page(&["admin", "x"], &[]).await,
+            };
+            let error = answer.expect_err("half an answer");
+            assert_eq!(crate::exit::of(&error), Exit::Unreachable, "{error:#}");
+        }
+    }
 
     #[test]
     fn an_id_stays_one_segment_of_the_path() {
