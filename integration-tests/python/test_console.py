@@ -548,6 +548,42 @@ def test_markup_from_outside_stays_text(at, server):
 
 
 @mock_only
+def test_an_id_that_begins_like_a_flag_is_none_in_a_command(at, page, server):
+    record = some_request(server) | {"id": "--slowest"}
+    page.route("**/admin/requests/--slowest", lambda route: route.fulfill(json=record))
+    page.route("**/admin/traces/**", lambda route: route.fulfill(status=404, body="not kept"))
+    at("#/requests/--slowest")
+    page.get_by_role("button", name="Copy CLI").click()
+    expect(page.locator("#toast")).to_have_text("command copied")
+    assert copied(page) == "baton trace -- --slowest"
+
+
+@mock_only
+def test_an_answer_that_breaks_off_is_told_from_one_that_is_no_json(at, server):
+    page = at("#/reports")
+    said = page.evaluate(
+        """async (module) => {
+          const { getJson } = await import(module);
+          const failureOf = async (body) => {
+            const before = window.fetch;
+            window.fetch = async () => new Response(body);
+            try {
+              return await getJson("/x");
+            } catch (problem) {
+              return [problem.constructor.name, problem.status];
+            } finally {
+              window.fetch = before;
+            }
+          };
+          const cut = new ReadableStream({ pull: (controller) => controller.error(new Error("cut")) });
+          return [await failureOf(cut), await failureOf("<html>")];
+        }""",
+        f"{server.url}/ui/js/api.js",
+    )
+    assert said == [["ApiFailure", None], ["ApiFailure", 200]]
+
+
+@mock_only
 def test_spans_that_could_not_be_read_are_said_for_good(at, page, server):
     page.route("**/admin/traces/**", lambda route: route.fulfill(status=503, body="nobody answered"))
     records = server.get("/admin/requests?limit=200&outcome=ok&lane=interactive")["records"]
@@ -608,6 +644,29 @@ def test_a_quarter_of_an_hour_of_many_pairs_is_drawn(at, server):
         f"{server.url}/ui/js",
     )
     assert len(said) == 256 and all("highest second 0 B/s" in words for words in said)
+
+
+@mock_only
+def test_a_node_that_changes_its_role_is_called_by_the_new_one(at, server):
+    page = at("#/reports")
+    said = page.evaluate(
+        """async (js) => {
+          const { ClusterStore } = await import(`${js}/cluster-store.js`);
+          const { mountKv } = await import(`${js}/views/kv.js`);
+          const store = new ClusterStore(new EventTarget());
+          const take = (role, at) =>
+            store.take({ nodes: [{ name: "prefill-1", role, block_tokens: 16, kv_blocks: { free: 9 } }], pairs: [] }, at);
+          take("prefill", 1e12);
+          const root = document.createElement("div");
+          const view = mountKv(root, { query: new URLSearchParams() }, { cluster: store });
+          take("decode", 1e12 + 1000);
+          view.dispose();
+          const chip = root.querySelector("[data-node] .role-chip");
+          return [chip.textContent, chip.className];
+        }""",
+        f"{server.url}/ui/js",
+    )
+    assert said == ["decode", "role-chip role-decode"]
 
 
 def test_histograms_with_limits_counts_and_copies(at, server):

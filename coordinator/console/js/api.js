@@ -49,16 +49,26 @@ async function ask(method, path, signal) {
 /** An order, which has no body; what it answers is read by nobody. */
 export const order = (path) => ask("POST", path);
 
-export async function getJson(path, signal) {
+/** {status, text}. A connection that breaks, or a limit that comes, before the end is nobody's wrong content. */
+async function read(path, signal) {
   const response = await ask("GET", path, signal);
   try {
-    return await response.json();
+    return { status: response.status, text: await response.text() };
   } catch (problem) {
     if (signal?.aborted) throw problem;
-    throw new ApiFailure(`${path} answered with something that is not JSON.`, response.status);
+    throw new ApiFailure(`The coordinator's answer did not come to its end (${path}).`);
+  }
+}
+
+export async function getJson(path, signal) {
+  const { status, text } = await read(path, signal);
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new ApiFailure(`${path} answered with something that is not JSON.`, status);
   }
 }
 
 export async function getText(path, signal) {
-  return (await ask("GET", path, signal)).text();
+  return (await read(path, signal)).text;
 }

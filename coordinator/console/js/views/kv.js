@@ -21,19 +21,20 @@ function chart(title, role, promql, data) {
   const svg = s("svg", { class: "time-chart", role: "img" });
   const figures = h("p", { class: "figures" });
   const readout = h("p", { class: "readout", "aria-hidden": "true" });
+  const chip = role ? h("span", { class: `role-chip role-${role}` }, role) : null;
   const element = h(
     "figure",
     { class: "panel chart", data },
     h(
       "div",
       { class: "panel-head" },
-      h("h2", null, title, role ? h("span", { class: `role-chip role-${role}` }, role) : null),
+      h("h2", null, title, chip),
       h("span", { class: "panel-tools" }, chartButtons(promql, "baton top")),
     ),
     figures,
     h("div", { class: "chart-plot time-plot" }, svg, readout),
   );
-  return { svg, figures, readout, element };
+  return { svg, figures, readout, chip, element };
 }
 
 /** Round byte values for an axis, powers of two, not of ten; the last one is above everything. */
@@ -137,7 +138,12 @@ class KvView {
   }
 
   drawNode(node, samples, to, spanMs) {
-    const { svg, figures, readout } = this.nodes.get(node.name);
+    const { svg, figures, readout, chip } = this.nodes.get(node.name);
+    // A node that has changed its role keeps its name, and so its chart.
+    if (chip) {
+      setText(chip, node.role);
+      chip.className = `role-chip role-${node.role}`;
+    }
     const blocks = node.kv_blocks ?? {};
     const total = totalBlocks(blocks);
     replace(

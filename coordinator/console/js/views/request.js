@@ -15,6 +15,8 @@ const part = (title, className, ...content) =>
   h("section", { class: `panel ${className}` }, h("h2", null, title), content);
 /** Only what a shell takes as it is may stay without quotes. */
 const shellWord = (id) => (/^[\w.:-]+$/.test(id) ? id : `'${id.replaceAll("'", "'\\''")}'`);
+/** A client may begin its id like a flag. */
+const traceCommand = (id) => `baton trace ${id.startsWith("-") ? "-- " : ""}${shellWord(id)}`;
 
 class RequestView {
   constructor(root, route, app) {
@@ -69,7 +71,7 @@ class RequestView {
         { type: "button", class: "small", on: { click: () => download(`baton-trace-${this.id}.json`, json()) } },
         "Download JSON",
       ),
-      copyButton("Copy CLI", "command", () => `baton trace ${shellWord(this.id)}`),
+      copyButton("Copy CLI", "command", () => traceCommand(this.id)),
       copyButton("Copy link", "link", () => absolute(link("requests", this.id))),
     );
   }
