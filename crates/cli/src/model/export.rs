@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::Args;
 use model_files::chat_template::ChatTemplateError;
 use model_files::model::Model;
@@ -26,7 +27,8 @@ pub struct ExportArgs {
 
 pub fn run(args: &ExportArgs) -> anyhow::Result<Exit> {
     let resolved = resolve(&args.model).map_err(with_exit)?;
-    let model = Model::open(&resolved.path)?;
+    let opened = Model::open(&resolved.path);
+    let model = opened.with_context(|| format!("{} cannot be used", resolved.path.display()))?;
     let tokenizer = model.tokenizer()?;
     let template = match model.chat_template() {
         Ok(template) => Some(template),

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use anyhow::Context as _;
 use clap::Args;
 use engine::Numerics;
 use model_files::gguf::hex;
@@ -24,7 +25,8 @@ pub struct InspectArgs {
 
 pub fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
     let resolved = resolve(&args.model).map_err(with_exit)?;
-    let file = Model::open(&resolved.path)?;
+    let opened = Model::open(&resolved.path);
+    let file = opened.with_context(|| format!("{} cannot be used", resolved.path.display()))?;
     let info = ModelInfo::of(&file)?;
     let sha256 = hex(&file.content_sha256());
     let served = resolved.name.unwrap_or_else(|| file.name());
@@ -127,4 +129,22 @@ fn write_lines(out: &mut impl Write, info: &ModelInfo, extra: (&str, &str, &Memo
         writeln!(out, "{name:<14} {value}")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_model_is_refused_by_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("mine.gguf");
+        std::fs::write(&path, b"this is not a model").expect("written");
+        let args = InspectArgs {
+            model: path.display().to_string(),
+            json: false,
+        };
+        let error = run(&args).expect_err("no model");
+        assert!(error.to_string().contains("mine.gguf"), "{error:#}");
+    }
 }
