@@ -89,7 +89,7 @@ pub(super) fn of_plan(plan: &LoadPlan, target: &Target) -> BTreeMap<String, Valu
         Endpoint::Chat => "chat",
     };
     BTreeMap::from_iter([
-        ("url".to_owned(), json!(plan.server.url)),
+        ("url".to_owned(), json!(without_login(&plan.server.url))),
         ("endpoint".to_owned(), json!(endpoint)),
         ("model".to_owned(), json!(target.model)),
         ("models".to_owned(), target.models.clone()),
@@ -124,7 +124,7 @@ pub(crate) fn command_line(pid: u32) -> Option<String> {
     Some(without_secrets(processes::command(pid)?))
 }
 
-/// A command line. The values of flags that name a secret are left out; such a flag may have several of them.
+/// A command line. The values of flags that name a secret are left out (such a flag may have several of them), and logins in addresses.
 fn without_secrets(words: impl IntoIterator<Item = String>) -> String {
     let mut shown = Vec::new();
     let mut is_secret = false;
@@ -137,11 +137,19 @@ fn without_secrets(words: impl IntoIterator<Item = String>) -> String {
         shown.push(match (is_secret, names_secret, value) {
             (true, _, _) => "***".to_owned(),
             (false, true, Some(_)) => format!("{flag}=***"),
-            _ => word.clone(),
+            _ => without_login(&word),
         });
         is_secret = is_secret || (names_secret && value.is_none());
     }
     shown.join(" ")
+}
+
+/// A word without the name and the password that an address, such as that of etcd, may have before its host.
+fn without_login(word: &str) -> String {
+    let login = word
+        .split_once("://")
+        .and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));
+    login.map_or_else(|| word.to_owned(), |(scheme, host)| format!("{scheme}://***@{host}"))
 }
 
 fn text(path: &str) -> String {
@@ -188,6 +196,10 @@ mod tests {
                 "serve --api-key *** --hf-token=*** --max-num-tokens=8 --port 80",
             ),
             ("run --header A=s1 B=s2 --users 3", "run --header *** *** --users 3"),
+            (
+                "serve --coordinators=etcds://u:s1@h:2379/demo?ca=x --membership etcd://u:s@2@h/c --url http://h:1/v1",
+                "serve --coordinators=etcds://***@h:2379/demo?ca=x --membership etcd://***@h/c --url http://h:1/v1",
+            ),
         ] {
             assert_eq!(without_secrets(line.split(' ').map(str::to_owned)), shown);
         }
