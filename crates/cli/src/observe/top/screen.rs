@@ -37,9 +37,10 @@ impl Screen {
         if stdin.is_terminal() {
             let before = tcgetattr(&stdin).context("cannot read the modes of the terminal")?;
             let mut modes = before.clone();
-            // Ctrl-C stays a signal. Ctrl-Z would leave the shell with our screen and modes.
+            // Ctrl-C stays a signal. Ctrl-Z and Ctrl-\ would leave the shell with our screen and modes.
             modes.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
             modes.special_codes[SpecialCodeIndex::VSUSP] = 0;
+            modes.special_codes[SpecialCodeIndex::VQUIT] = 0;
             modes.special_codes[SpecialCodeIndex::VMIN] = 1;
             modes.special_codes[SpecialCodeIndex::VTIME] = 0;
             tcsetattr(&stdin, OptionalActions::Now, &modes).context("the terminal does not take its modes")?;
