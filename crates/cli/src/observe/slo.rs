@@ -139,13 +139,19 @@ fn profiles_table(page: &SloPage, terminal: Terminal) -> String {
         table.render(terminal)
     };
     if let Some(objective) = page.objective {
-        let allowed = (1.0 - objective) * 100.0;
         text.push_str(&format!(
-            "objective {}% good; burn 1x spends the budget of {allowed:.2}% exactly\n",
-            objective * 100.0
+            "objective {} good; burn 1x spends the budget of {} exactly\n",
+            percent(objective),
+            percent(1.0 - objective)
         ));
     }
     text
+}
+
+/// `99.95%`: as many digits as an objective has. A product of floats may have more of them.
+fn percent(share: f64) -> String {
+    let digits = format!("{:.4}", share * 100.0);
+    format!("{}%", digits.trim_end_matches('0').trim_end_matches('.'))
 }
 
 /// First those over their budget, then in the order of the part that they use.
@@ -228,6 +234,25 @@ mod tests {
         assert_eq!(crate::exit::of(&error), Exit::Usage);
         assert!(error.to_string().contains("async-batch"), "{error:#}");
         assert_eq!(slo_of("{}", None).await.1.expect("an empty page"), Exit::Ok);
+    }
+
+    #[test]
+    fn an_objective_has_the_digits_that_it_was_given_with() {
+        let said = |objective| {
+            let page = SloPage {
+                objective: Some(objective),
+                ..page()
+            };
+            profiles_table(&page, Terminal::plain())
+        };
+        for (objective, good, allowed) in [
+            (0.56, " 56% ", " 44% "),
+            (0.9999, " 99.99% ", " 0.01% "),
+            (0.9, " 90% ", " 10% "),
+        ] {
+            let text = said(objective);
+            assert!(text.contains(good) && text.contains(allowed), "{text}");
+        }
     }
 
     #[test]
