@@ -55,7 +55,12 @@ async fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
     let node_name = &args.node;
     let look = |cluster: &ClusterPage| {
         let is_it = |node: &&NodePage| node.name == *node_name && node.epoch == asked.epoch;
+        let is_known = cluster.nodes.iter().any(|node| node.name == *node_name);
         Ok(match cluster.nodes.iter().find(is_it) {
+            // A coordinator keeps a node that has left for minutes, or shows its next life.
+            None if !is_known => bail!(
+                "the coordinator has forgotten {node_name}, as after a restart: the node's log says whether it has drained"
+            ),
             Some(node) if node.state == "lost" => bail!(
                 "{node_name} was lost before it had drained: {} does not reach it; it hears of the drain if it comes back",
                 client.base()
@@ -116,6 +121,17 @@ mod tests {
         let asked = Answer::with_status("/admin/nodes/decode-0/drain", "202 Accepted", r#"{"node": "decode-0"}"#);
         let cluster = Answer::json("/admin/cluster", &page("00ff", "draining"));
         let error = drained(vec![asked, cluster], 20).await.expect_err("it still drains");
+        assert_eq!(crate::exit::of(&error), Exit::Failure);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_a_restarted_coordinator_does_not_know_is_not_taken_for_drained() {
+        let asked = Answer::with_status("/admin/nodes/decode-0/drain", "202 Accepted", ASKED);
+        let cluster = Answer::json(
+            "/admin/cluster",
+            r#"{"nodes": [{"name": "decode-1", "epoch": "00ff"}]}"#,
+        );
+        let error = drained(vec![asked, cluster], 20).await.expect_err("nobody knows");
         assert_eq!(crate::exit::of(&error), Exit::Failure);
     }
 
