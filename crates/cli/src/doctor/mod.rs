@@ -156,6 +156,10 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         return host::run(args);
     }
     if let Some(group) = args.kernel_group {
+        // A small one is a child of the sanitizer, whose thread that starts it may end before it does.
+        if !args.small {
+            end_with_the_command()?;
+        }
         return kernel_group::run_here(group, args.shapes(), (args.device, args.seed));
     }
     if let Some(part) = args.part {
@@ -256,12 +260,17 @@ fn check_kernels(args: &DoctorArgs) -> Vec<GroupReport> {
     groups.collect()
 }
 
-/// Is one process of a step.
-fn run_part(part: Part, args: &DoctorArgs) -> anyhow::Result<Exit> {
-    // A part that outlives the command would keep the GPU.
+/// A process of a step that outlives the command would keep the GPU.
+fn end_with_the_command() -> anyhow::Result<()> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .context("cannot tie this process's life to that of the command")?;
+    Ok(())
+}
+
+/// Is one process of a step.
+fn run_part(part: Part, args: &DoctorArgs) -> anyhow::Result<Exit> {
+    end_with_the_command()?;
     let device = args.device;
     match part {
         Part::Machine => machine::run_here(device)?,
