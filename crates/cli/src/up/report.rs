@@ -1,7 +1,6 @@
 //! What `baton up` prints on stdout when ready: the URL, the processes and their addresses, a line to try, how to stop.
 
 use std::fmt::Write as _;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -79,18 +78,17 @@ impl Ready {
         })
     }
 
+    /// The cluster serves also when nobody reads this.
+    ///
     /// # Errors
-    /// Stdout is closed.
+    /// Stdout takes nothing for another reason.
     pub fn print(&self, as_json: bool) -> anyhow::Result<()> {
         let text = if as_json {
             format!("{}\n", serde_json::to_string(self)?)
         } else {
             self.text()
         };
-        let mut out = crate::stdout::stdout();
-        out.write_all(text.as_bytes())?;
-        out.flush()?;
-        Ok(())
+        crate::stdout::print_result(&text)
     }
 
     fn text(&self) -> String {
