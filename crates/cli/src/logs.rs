@@ -148,9 +148,12 @@ fn same_address(url: &str) -> String {
 fn tails(cluster: &SeenRun, process: Option<&str>, known: &[String]) -> anyhow::Result<Vec<Tail>> {
     let names = cluster.facts.processes();
     if let Some(process) = process.filter(|process| !names.iter().any(|name| name == process)) {
+        let known = match names.is_empty() {
+            true => "none of any process yet".to_owned(),
+            false => names.join(", "),
+        };
         return Err(anyhow::anyhow!(
-            "there is no log of a process `{process}`; there are: {}",
-            names.join(", ")
+            "there is no log of a process `{process}`; there are: {known}"
         ))
         .exit(Exit::Usage);
     }

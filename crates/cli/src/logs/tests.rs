@@ -49,6 +49,15 @@ fn the_cluster_that_runs_is_meant_or_the_one_at_the_url_or_the_one_that_failed_l
 }
 
 #[test]
+fn a_process_that_is_not_there_is_a_mistake_of_usage_and_an_empty_list_is_said() {
+    let nothing_yet = run("/no/such/folder", None, true);
+    let error = tails(&nothing_yet, Some("decode-0"), &[]).expect_err("there is no log");
+    assert_eq!(crate::exit::of(&error), Exit::Usage);
+    assert!(!error.to_string().trim_end().ends_with(':'), "{error}");
+    assert!(tails(&nothing_yet, None, &[]).expect("all of none").is_empty());
+}
+
+#[test]
 fn lines_of_several_processes_are_in_the_order_of_time_and_a_panic_stays_together() {
     let event = |process: &str, second: u8| {
         let line = format!(r#"{{"timestamp":"2026-11-21T14:03:{second:02}Z","level":"INFO","message":"m{second}"}}"#);
