@@ -1,6 +1,10 @@
 // Where keys are asked for: the way to the sign-in, and out again.
 
+import { toast } from "./copy.js";
+
 const SIGN_IN = "/ui/signin.html";
+/** The session had ended before. */
+const UNAUTHORIZED = 401;
 
 /** The hash names the view to come back to. `asked` says that some coordinator wants a key: the sign-in then never goes back by itself. */
 export function goToSignIn() {
@@ -15,7 +19,8 @@ export async function startSession(button) {
   button.hidden = false;
   button.title = `Signed in with the key of ${who.key}`;
   button.addEventListener("click", async () => {
-    await fetch("/session", { method: "DELETE" }).catch(() => {});
-    goToSignIn();
+    const ended = await fetch("/session", { method: "DELETE" }).catch(() => null);
+    if (ended?.ok || ended?.status === UNAUTHORIZED) goToSignIn();
+    else toast("You are still signed in: the coordinator did not end the session. Try again.");
   });
 }
