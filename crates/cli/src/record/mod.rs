@@ -84,10 +84,7 @@ pub fn run(args: &RecordArgs) -> anyhow::Result<Exit> {
 }
 
 async fn record(args: &RecordArgs, signals: &mut Signals) -> anyhow::Result<Exit> {
-    // A place that cannot be written to must show now, and not after the recording.
-    let folder = args.out.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let file = NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))
-        .with_context(|| format!("{} cannot be written", args.out.display()))?;
+    let file = place(&args.out)?;
     let client = AdminClient::new(&args.url)?;
     let mut follower = Follower::start(&client).await?;
     let until = match args.time {
@@ -95,17 +92,10 @@ async fn record(args: &RecordArgs, signals: &mut Signals) -> anyhow::Result<Exit
         None => "until Ctrl-C".to_owned(),
     };
     say!("recording the traffic of {} for {until}; no text is kept", args.url.url);
-    let broken = followed(args, (&mut follower, signals)).await.err();
-    if let Some(error) = &broken {
-        say!("the recording ends early: {error:#}");
-    }
-    let exit = broken.map_or(Exit::Ok, |error| crate::exit::of(&error));
+    let ended = followed(args, (&mut follower, signals)).await;
     let (recorded, left_out) = follower.finish();
     told_left_out(&left_out);
-    anyhow::ensure!(
-        !recorded.is_empty(),
-        "no request was answered in that time, so there is nothing to write"
-    );
+    let exit = exit_of(ended, recorded.is_empty())?;
     let name = args.out.file_name().unwrap_or_default().to_string_lossy();
     let trace = recording::trace(&name, follow::BLOCK_TOKENS, recorded);
     write(file, &args.out, &own_format::write(&trace))?;
@@ -115,6 +105,37 @@ async fn record(args: &RecordArgs, signals: &mut Signals) -> anyhow::Result<Exit
         false => summary(&args.out, &facts),
     })?;
     Ok(exit)
+}
+
+/// The recording, until it has its name. A place that cannot be written to must show now, and not after the recording.
+///
+/// # Errors
+/// Nothing can be written there, or a folder has this name.
+fn place(out: &Path) -> anyhow::Result<NamedTempFile> {
+    anyhow::ensure!(
+        !out.is_dir(),
+        "{} is a folder: name a file in it with --out",
+        out.display()
+    );
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))
+        .with_context(|| format!("{} cannot be written", out.display()))
+}
+
+/// What a recording that broke has is written, and the status says why it broke.
+///
+/// # Errors
+/// Nothing was recorded.
+fn exit_of(ended: anyhow::Result<()>, is_empty: bool) -> anyhow::Result<Exit> {
+    match ended {
+        Err(error) if is_empty => Err(error.context("nothing was recorded")),
+        Err(error) => {
+            say!("the recording ends early: {error:#}");
+            Ok(crate::exit::of(&error))
+        }
+        Ok(()) if is_empty => anyhow::bail!("no request was answered in that time, so there is nothing to write"),
+        Ok(()) => Ok(Exit::Ok),
+    }
 }
 
 /// Follows until the time is up, a signal comes, or the limit is reached; then waits for what still runs.
@@ -206,6 +227,27 @@ fn summary(out: &Path, facts: &TraceFacts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::ExitError;
+
+    #[test]
+    fn a_place_that_cannot_take_the_trace_is_refused_before_the_recording() {
+        let folder = tempfile::tempdir().expect("a folder");
+        place(&folder.path().join("monday.jsonl")).expect("a new file");
+        for bad in [folder.path(), &folder.path().join("missing/monday.jsonl")] {
+            assert!(place(bad).is_err(), "{}", bad.display());
+        }
+    }
+
+    #[test]
+    fn a_recording_that_broke_says_why_with_its_status_also_when_it_is_empty() {
+        let broken = || -> anyhow::Result<()> {
+            Err(ExitError::new(Exit::Unreachable, anyhow::anyhow!("nobody answers")).into())
+        };
+        let failed = |ended| crate::exit::of(&exit_of(ended, true).expect_err("nothing was recorded"));
+        assert_eq!((failed(broken()), failed(Ok(()))), (Exit::Unreachable, Exit::Failure));
+        let kept = |ended| exit_of(ended, false).expect("something was recorded");
+        assert_eq!((kept(broken()), kept(Ok(()))), (Exit::Unreachable, Exit::Ok));
+    }
 
     #[test]
     fn times_have_a_unit_and_limits() {
