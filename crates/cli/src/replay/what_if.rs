@@ -19,6 +19,7 @@ use workload::summary::Summary;
 
 use super::change::{Change, FORMS};
 use super::prediction::{Prediction, Row};
+use crate::bench::arguments::positive;
 use crate::exit::{Exit, WithExit as _};
 
 /// Each simulation draws the variation of steps anew, and the costs as another measurement may have given them. An odd number has a
@@ -34,10 +35,10 @@ pub(super) struct WhatIfArgs {
     #[arg(long, value_name = "FILE", requires = "what_if")]
     costs: Option<PathBuf>,
     /// Limit of the time to the first token, for goodput.
-    #[arg(long, default_value_t = 2_000.0, value_name = "MS", requires = "what_if")]
+    #[arg(long, default_value_t = 2_000.0, value_name = "MS", value_parser = positive, requires = "what_if")]
     slo_ttft_ms: f64,
     /// Limit of the 99th percentile of a request's gaps, for goodput.
-    #[arg(long, default_value_t = 200.0, value_name = "MS", requires = "what_if")]
+    #[arg(long, default_value_t = 200.0, value_name = "MS", value_parser = positive, requires = "what_if")]
     slo_itl_ms: f64,
 }
 

@@ -15,8 +15,10 @@ use simulator::costs::Costs;
 use simulator::topology::SimulatedTopology;
 use simulator::{Scenario, simulate};
 use workload::comparison::Slo;
+use workload::record::Run;
 use workload::summary::Summary;
 
+use crate::bench::arguments::positive;
 use crate::exit::{Exit, WithExit as _};
 use cluster::ClusterArgs;
 use traffic::TrafficArgs;
@@ -50,10 +52,10 @@ pub struct SimulateArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Limit of the time to the first token, for goodput.
-    #[arg(long, default_value_t = 2_000.0, value_name = "MS")]
+    #[arg(long, default_value_t = 2_000.0, value_name = "MS", value_parser = positive)]
     slo_ttft_ms: f64,
     /// Limit of the 99th percentile of a request's gaps, for goodput.
-    #[arg(long, default_value_t = 200.0, value_name = "MS")]
+    #[arg(long, default_value_t = 200.0, value_name = "MS", value_parser = positive)]
     slo_itl_ms: f64,
     /// Write the run, with a record for each request, as JSON: reports read it as they read a measured run.
     #[arg(long, value_name = "FILE")]
@@ -85,23 +87,30 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<Exit> {
     let began = Instant::now();
     let outcome = simulate(&scenario).exit(Exit::Usage)?;
     let took = began.elapsed();
-    if let Some(path) = &args.out {
-        write(path, &serde_json::to_vec(&outcome.run)?)?;
-    }
-    if let Some(path) = &args.csv {
-        write(path, report::csv(&outcome.run).as_bytes())?;
-    }
+    // A file that cannot be written must not take what was simulated with it.
+    let written = write_files(args, &outcome.run);
     let slo = Slo {
         name: "custom".to_owned(),
         ttft_ms_max: args.slo_ttft_ms,
         itl_ms_max: args.slo_itl_ms,
     };
     let summary = Summary::of(&outcome.run, &slo);
-    match args.json {
-        true => report::print_json(&scenario, (&outcome, &summary))?,
-        false => report::print(&scenario, (&outcome, &summary), took)?,
-    }
+    let printed = match args.json {
+        true => report::print_json(&scenario, (&outcome, &summary)),
+        false => report::print(&scenario, (&outcome, &summary), took),
+    };
+    written?;
+    printed?;
     Ok(Exit::Ok)
+}
+
+/// # Errors
+/// A file cannot be written. The other one is.
+fn write_files(args: &SimulateArgs, run: &Run) -> anyhow::Result<()> {
+    let json = |path: &PathBuf| -> anyhow::Result<()> { write(path, &serde_json::to_vec(run)?) };
+    let out = args.out.as_ref().map(json);
+    let csv = args.csv.as_ref().map(|path| write(path, report::csv(run).as_bytes()));
+    [out, csv].into_iter().flatten().collect()
 }
 
 /// A file of costs with all points of its fit has some 20 KiB.
@@ -125,4 +134,45 @@ pub(crate) fn costs(path: &Path) -> anyhow::Result<Costs> {
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::compare::test_kit;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SimulateArgs,
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_takes_no_other_with_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (out, csv) = (folder.path().join("missing/run.json"), folder.path().join("run.csv"));
+        let files = [("--out", &out), ("--csv", &csv)];
+        let files = files.map(|(flag, file)| [flag.to_owned(), file.display().to_string()]);
+        let words = ["simulate", "--costs", "costs.json"].map(str::to_owned);
+        let line = Line::try_parse_from(words.into_iter().chain(files.into_iter().flatten())).expect("usable words");
+        let run = test_kit::run("a", vec![test_kit::record(0, &[20.0])]);
+        assert!(write_files(&line.args, &run).is_err(), "a folder is missing");
+        assert!(csv.is_file());
+    }
+
+    #[test]
+    fn limits_of_goodput_are_above_zero() {
+        let is_taken = |limit: &str| {
+            let words = ["simulate", "--costs", "costs.json"]
+                .into_iter()
+                .chain(limit.split(' '));
+            Line::try_parse_from(words).is_ok_and(|line| line.args.slo_ttft_ms > 0.0)
+        };
+        assert!(is_taken("--slo-ttft-ms 300") && is_taken("--slo-itl-ms 12.5"));
+        for bad in ["--slo-ttft-ms 0", "--slo-itl-ms nan", "--slo-itl-ms=-5"] {
+            assert!(!is_taken(bad), "{bad}");
+        }
+    }
 }

@@ -155,11 +155,21 @@ pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
     };
     costs.check()?;
     let json = serde_json::to_string_pretty(&costs)?;
-    if let Some(path) = &args.out {
-        std::fs::write(path, format!("{json}\n")).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    report::print(&costs, args.json.then_some(json.as_str()))?;
+    // A file that cannot be written must not take what was measured with it.
+    let written = write(args, &json);
+    let printed = report::print(&costs, args.json.then_some(json.as_str()));
+    written?;
+    printed?;
     Ok(Exit::Ok)
+}
+
+/// # Errors
+/// The file of `--out` cannot be written.
+fn write(args: &EngineArgs, json: &str) -> anyhow::Result<()> {
+    let Some(path) = &args.out else {
+        return Ok(());
+    };
+    std::fs::write(path, format!("{json}\n")).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The command, and what it did not measure.

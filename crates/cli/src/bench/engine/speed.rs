@@ -13,7 +13,7 @@ use workload::statistics::Samples;
 use super::limits::{ModelCosts, Peaks};
 use super::rig::{Rig, Timed};
 use super::sweep::{CHUNK_MAX, median};
-use super::{EngineArgs, Opening, report};
+use super::{EngineArgs, Opening, report, write};
 use crate::bench::load::environment::resident_bytes;
 use crate::exit::Exit;
 use crate::observe::table::Table;
@@ -205,10 +205,11 @@ pub(super) fn run(args: &EngineArgs, opening: &Opening<'_>) -> anyhow::Result<Ex
         rows: rows.collect::<anyhow::Result<_>>()?,
     };
     let json = serde_json::to_string_pretty(&report)?;
-    if let Some(path) = &args.out {
-        std::fs::write(path, format!("{json}\n")).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    print(&report, args.json.then_some(json.as_str()))?;
+    // A file that cannot be written must not take what was measured with it.
+    let written = write(args, &json);
+    let printed = print(&report, args.json.then_some(json.as_str()));
+    written?;
+    printed?;
     Ok(Exit::Ok)
 }
 
