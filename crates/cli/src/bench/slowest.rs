@@ -13,6 +13,7 @@ use coordinator::records::shape::{Detail, StageShape, Summary as Record};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use serving_core::request::Lane;
+use tokio_util::sync::CancellationToken;
 use workload::causes::{Usual, slowest};
 use workload::record::{LoopKind, Outcome, RequestRecord, Run, RunPart, ServerRecord, Usage};
 
@@ -58,7 +59,13 @@ pub fn run(args: &SlowestArgs) -> anyhow::Result<Exit> {
             let at = || format!("{} cannot be read as a run", path.display());
             read(path).with_context(at).exit(Exit::Usage)?
         }
-        None => until_interrupted(async |_| ask(&args.url, count).await)?,
+        None => {
+            let asked = async |stop: CancellationToken| unless_cut(ask(&args.url, count), &stop).await;
+            match until_interrupted(asked)? {
+                Some(run) => run,
+                None => return Ok(Exit::Interrupted),
+            }
+        }
     };
     let usual = Usual::of(&run);
     let found: Vec<_> = slowest(&run, count)
@@ -170,6 +177,17 @@ fn run_of(records: Vec<RequestRecord>) -> Run {
     }
 }
 
+/// `None` after Ctrl-C: a part of the requests does not show what is usual.
+async fn unless_cut<T>(
+    work: impl Future<Output = anyhow::Result<T>>,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<T>> {
+    tokio::select! {
+        done = work => done.map(Some),
+        () = stop.cancelled() => Ok(None),
+    }
+}
+
 /// The slowest requests that a coordinator keeps, and its newest ones, which show what is usual.
 async fn ask(url: &UrlArgs, count: usize) -> anyhow::Result<Run> {
     let client = AdminClient::new(url)?;
@@ -263,6 +281,16 @@ mod tests {
     use super::*;
     use coordinator::records::shape::{ClockShape, Serving};
     use workload::causes::CauseKind;
+
+    #[tokio::test]
+    async fn ctrl_c_ends_the_questions() {
+        let stop = CancellationToken::new();
+        let answered = unless_cut(async { Ok(3) }, &stop).await;
+        assert_eq!(answered.expect("an answer"), Some(3));
+        stop.cancel();
+        let unanswered = unless_cut(std::future::pending::<anyhow::Result<u32>>(), &stop).await;
+        assert_eq!(unanswered.expect("no failure"), None);
+    }
 
     #[test]
     fn a_way_that_is_no_longer_than_the_clocks_error_counts_for_nothing() {
