@@ -7,6 +7,7 @@ use workload::plan::prefill::{Attention, Device, Prompt, SPARSE_BY_DENSE, memory
 
 use super::model::{ModelNumbers, named, numbers};
 use super::sheet::{Sheet, Unit};
+use crate::exit::{Exit, WithExit as _};
 
 const TFLOPS: Unit = Unit::Of("TFLOPS");
 const TFLOP: Unit = Unit::Of("TFLOP");
@@ -179,10 +180,12 @@ impl DecodeArgs {
         let model = self.model.as_deref().map(numbers).transpose()?;
         let of_model = model.as_ref().map(ModelNumbers::kv_bytes_per_token).transpose()?;
         let kv = of_model.or(self.kv_bytes_per_token).unwrap_or(0.0);
-        anyhow::ensure!(
-            self.context_tokens == 0.0 || kv != 0.0,
-            "--context-tokens needs --kv-bytes-per-token or --model, which say how many bytes a token is"
-        );
+        if self.context_tokens != 0.0 && kv == 0.0 {
+            let error = anyhow::anyhow!(
+                "--context-tokens needs --kv-bytes-per-token or --model, which say how many bytes a token is"
+            );
+            return Err(error).exit(Exit::Usage);
+        }
         let parameters = model
             .as_ref()
             .map(|model| model.parameters / 1e9)

@@ -238,6 +238,28 @@ fn bad_inputs_are_usage_errors_of_one_type() {
 }
 
 #[test]
+fn a_file_that_cannot_be_used_and_a_flag_that_needs_another_are_wrong_command_lines() {
+    for line in [
+        "xpyd --trace /no/such/file --prefill-us-per-token 1 --decode-us-per-token 1",
+        "xpyd --rps 10 --prompt-tokens 64 --output-tokens 10 --costs /no/such/file",
+        "breakeven --costs /no/such/file",
+        "decode --params-billion 8 --bandwidth-gb-s 600 --context-tokens 10",
+    ] {
+        let error = plan(line).expect_err(line);
+        assert_eq!(crate::exit::of(&error), Exit::Usage, "{line}: {error:#}");
+    }
+}
+
+#[test]
+fn steps_of_a_file_of_costs_are_refused_without_one() {
+    let typed = "xpyd --rps 10 --prompt-tokens 64 --output-tokens 10 --prefill-us-per-token 1 --decode-us-per-token 1";
+    assert!(plan(typed).is_ok());
+    for flag in ["--batch 4", "--context-tokens 64", "--step-tokens 400"] {
+        assert!(plan(&format!("{typed} {flag}")).is_err(), "{flag}");
+    }
+}
+
+#[test]
 fn every_plan_names_its_formula_and_has_the_same_keys() {
     for line in [
         "littles-law --rps 1 --latency-ms 1",

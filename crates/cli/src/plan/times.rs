@@ -6,6 +6,7 @@ use clap::Args;
 use simulator::costs::{Costs, StepShape};
 
 use super::sheet::Sheet;
+use crate::exit::{Exit, WithExit as _};
 
 #[derive(Debug, Args)]
 pub(super) struct TimesArgs {
@@ -16,13 +17,13 @@ pub(super) struct TimesArgs {
     #[arg(long, value_name = "US", required_unless_present = "costs")]
     prefill_us_per_token: Option<f64>,
     /// With `--costs`: sequences in a decode step.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 16, requires = "costs", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     batch: u32,
     /// With `--costs`: tokens of each of these sequences.
-    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, requires = "costs", value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     context_tokens: u32,
     /// With `--costs`: prompt tokens of a prefill step.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, requires = "costs", value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     step_tokens: u32,
 }
 
@@ -44,7 +45,12 @@ impl TimesArgs {
     /// # Errors
     /// The file cannot be read, or is no file of costs.
     pub fn measured(&self) -> anyhow::Result<Option<Measured>> {
-        let costs = self.costs.as_deref().map(crate::simulate::costs).transpose()?;
+        let costs = self
+            .costs
+            .as_deref()
+            .map(crate::simulate::costs)
+            .transpose()
+            .exit(Exit::Usage)?;
         Ok(costs.map(|costs| self.of(&costs)))
     }
 

@@ -12,6 +12,7 @@ use workload::trace::{ReadLimits, read};
 
 use super::sheet::{Item, Sheet, Unit};
 use super::times::TimesArgs;
+use crate::exit::{Exit, WithExit as _};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,7 +76,7 @@ struct Shape {
 impl XpydArgs {
     pub fn sheet(&self) -> anyhow::Result<Sheet> {
         let (sheet, shape) = match &self.trace {
-            Some(path) => self.of_trace(path)?,
+            Some(path) => self.of_trace(path).exit(Exit::Usage)?,
             None => (Sheet::new("xpyd"), self.typed()),
         };
         // A share of 1 leaves no prompt, which `pools` refuses.
