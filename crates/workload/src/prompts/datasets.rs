@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serving_core::request::Lane;
 
-use crate::trace::reading::{Lines, read_rows, tokens};
+use crate::trace::reading::{BYTE_ORDER_MARK, Lines, read_rows, tokens};
 use crate::trace::{ReadLimits, Trace, TraceError, TraceRequest};
 
 const FORMAT_NAME: &str = "a file of prompts";
@@ -46,7 +46,9 @@ pub fn read(
 ) -> Result<PromptSet, TraceError> {
     let mut input = BufReader::new(input);
     let start = input.fill_buf().map_err(|source| TraceError::Read { row: 1, source })?;
-    let is_list = start.trim_ascii_start().first() == Some(&b'[');
+    let text = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(start);
+    let mark_bytes = start.len() - text.len();
+    let is_list = text.trim_ascii_start().first() == Some(&b'[');
     let mut set = PromptSet {
         trace: Trace {
             name: name.to_owned(),
@@ -56,6 +58,7 @@ pub fn read(
         texts: Vec::new(),
     };
     if is_list {
+        input.consume(mark_bytes);
         for (row, entry) in (1..).zip(read_list(&mut input, limits)?) {
             let request = set.take(row, entry, output_tokens)?;
             set.trace.requests.push(request);
@@ -205,6 +208,8 @@ mod tests {
         let text = r#" [{"id":"x","conversations":[{"from":"human","value":"12345678"},{"from":"gpt","value":"1234567890123"},{"from":"human","value":"more"}]}]"#;
         let set = read_text(text, None).expect("the form of ShareGPT");
         assert_eq!((lengths(&set), set.texts), (vec![(2, 4)], vec!["12345678".to_owned()]));
+        let marked = read_text(&format!("\u{feff}{text}"), None).expect("the same from Windows");
+        assert_eq!(lengths(&marked), [(2, 4)]);
         assert!(matches!(read_text("[]", None), Err(TraceError::NotAList { .. })));
         assert!(matches!(
             read_text(r#"[{"conversations":[]}]"#, None),

@@ -76,7 +76,9 @@ pub struct Turn {
 pub fn read(name: &str, input: &mut dyn Read, limits: &ReadLimits) -> Result<Trace, TraceError> {
     let mut input = BufReader::new(input);
     let start = input.fill_buf().map_err(|source| TraceError::Read { row: 1, source })?;
-    let first_line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    // The readers pass over blank lines.
+    let mut lines = start.split(|byte| *byte == b'\n');
+    let first_line = lines.find(|line| !line.trim_ascii().is_empty()).unwrap_or_default();
     let has = |word: &str| first_line.windows(word.len()).any(|window| window == word.as_bytes());
     if has("\"hash_ids\"") || has("\"input_length\"") {
         mooncake::read(name, &mut input, limits)
@@ -84,5 +86,22 @@ pub fn read(name: &str, input: &mut dyn Read, limits: &ReadLimits) -> Result<Tra
         azure::read(name, &mut input, limits)
     } else {
         own_format::read(name, &mut input, limits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blank_lines_before_the_first_row_hide_no_format() {
+        let mooncake = r#"{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}"#;
+        let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1,374,44";
+        let own = "{\"baton_trace\":1}\n{\"at_ns\":0,\"prompt_tokens\":1,\"output_tokens\":1}";
+        for text in [mooncake, azure, own] {
+            let file = format!("\r\n \n{text}\n");
+            let trace = read("file", &mut file.as_bytes(), &ReadLimits::default()).expect(text);
+            assert_eq!(trace.requests.len(), 1, "{text}");
+        }
     }
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use serde::Deserialize;
 use serving_core::request::Lane;
 
-use super::reading::{Lines, nanoseconds, read_rows, tokens};
+use super::reading::{Lines, TIME_NS_MAX, read_rows, tokens};
 use super::{ReadLimits, Trace, TraceError, TraceRequest, block_count};
 
 const BLOCK_TOKENS: u32 = 512;
-const NANOSECONDS_PER_MILLISECOND: u64 = 1_000_000;
+/// The latest time of a row, in milliseconds as the column has it.
+const TIMESTAMP_MAX: u64 = TIME_NS_MAX / 1_000_000;
 
 #[derive(Deserialize)]
 struct Row {
@@ -51,9 +52,16 @@ fn request(row: usize, line: Row) -> Result<TraceRequest, TraceError> {
             expected,
         });
     }
-    let at_ns = line.timestamp.saturating_mul(NANOSECONDS_PER_MILLISECOND);
+    if line.timestamp > TIMESTAMP_MAX {
+        return Err(TraceError::TooHigh {
+            row,
+            column: "timestamp",
+            value: line.timestamp,
+            max: TIMESTAMP_MAX,
+        });
+    }
     Ok(TraceRequest {
-        at: nanoseconds(row, "timestamp", at_ns)?,
+        at: Duration::from_millis(line.timestamp),
         prompt_tokens,
         output_tokens: tokens(row, "output_length", line.output_length)?,
         prefix_blocks: line.hash_ids,
@@ -97,7 +105,21 @@ mod tests {
         ));
         let text = r#"{"timestamp": 0, "input_length": 1024, "output_length": 52}"#;
         assert!(matches!(read_text(text), Err(TraceError::NotARow { row: 1, .. })));
-        let text = r#"{"timestamp": 18446744073709551615, "input_length": 1, "output_length": 1, "hash_ids": [0]}"#;
-        assert!(matches!(read_text(text), Err(TraceError::TooHigh { row: 1, .. })));
+    }
+
+    /// A message in another unit than the file's would send its reader to look for a figure that is not there.
+    #[test]
+    fn a_time_that_is_too_late_is_refused_in_milliseconds() {
+        let at = |timestamp: u64| {
+            let head = format!("{{\"timestamp\": {timestamp}, ");
+            read_text(&(head + r#""input_length": 1, "output_length": 1, "hash_ids": [0]}"#))
+        };
+        assert!(at(TIMESTAMP_MAX).is_ok());
+        for late in [TIMESTAMP_MAX + 1, u64::MAX] {
+            let Err(TraceError::TooHigh { row: 1, value, max, .. }) = at(late) else {
+                panic!("{late} ms is taken");
+            };
+            assert_eq!((value, max), (late, TIMESTAMP_MAX));
+        }
     }
 }

@@ -10,6 +10,9 @@ const TOKENS_MAX: u64 = 16 << 20;
 /// A century: a later time is a wrong unit or a broken row.
 pub(crate) const TIME_NS_MAX: u64 = 100 * 366 * 86_400 * 1_000_000_000;
 
+/// Spreadsheets and scripts on Windows begin a file with it.
+pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// What a reader takes at most. A row costs about 150 bytes of memory and 8 for each block id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadLimits {
@@ -147,8 +150,7 @@ impl<'a> Lines<'a> {
                 break;
             }
         }
-        // Spreadsheets and scripts on Windows begin a file with the byte order mark.
-        let line = self.line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.line);
+        let line = self.line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.line);
         Ok(Some((self.row, line.trim_ascii())))
     }
 }
