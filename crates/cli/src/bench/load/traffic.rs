@@ -24,6 +24,8 @@ const REQUESTS_DEFAULT: usize = 1000;
 const OUTPUT_TOKENS_DEFAULT: u32 = 128;
 /// The block size of baton and of vLLM.
 const BLOCK_TOKENS: u32 = 16;
+/// The burstiness of a Poisson process, as the help of --burstiness has it.
+const NO_BURSTS: f64 = 1.0;
 /// A million times of some twenty digits, with room.
 const ARRIVAL_TIMES_BYTES_MAX: u64 = 32 << 20;
 
@@ -56,6 +58,10 @@ pub(super) fn traffic(args: &TrafficArgs, pace: &PaceArgs) -> anyhow::Result<Tra
     );
     let has_own_times = args.dataset_name == Dataset::Trace;
     let (pace_of_run, arrivals, request_rate) = pace_and_arrivals(pace, has_own_times)?;
+    ensure!(
+        pace.burstiness == NO_BURSTS || matches!(arrivals, Some(Arrivals::Gamma { .. })),
+        "--burstiness shapes arrivals at a rate, and this run has none: give --request-rate or a ramp, or leave it out"
+    );
     let trace = match arrivals {
         Some(arrivals) => arrivals.apply(trace, args.seed)?,
         None => trace,
@@ -359,6 +365,9 @@ mod tests {
             "--scenario single-stream --request-rate 4",
             "--scenario single-stream --max-concurrency 4",
             "--scenario server --users 4",
+            "--users 4 --burstiness 0.3",
+            "--max-concurrency 4 --burstiness 0.3",
+            "--request-rate inf --burstiness 0.3",
         ] {
             assert!(of(words).is_err(), "{words}");
         }
@@ -368,6 +377,9 @@ mod tests {
             "--scenario offline --request-rate inf",
             "--scenario offline --max-concurrency 4",
             "--scenario server --request-rate 4 --max-concurrency 4",
+            "--request-rate 4 --burstiness 0.3",
+            "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 8 --burstiness 0.3",
+            "--users 4 --burstiness 1",
         ] {
             of(&format!("--num-prompts 4 {words}")).unwrap_or_else(|error| panic!("{words}: {error:#}"));
         }

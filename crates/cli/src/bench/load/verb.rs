@@ -21,7 +21,7 @@ use super::plan::{Endpoint, LoadPlan, Observer, Pace, Server};
 use super::result_json::{Labels, result};
 use super::traffic::{Traffic, traffic};
 use super::{csv_file, run_with_texts, screen};
-use crate::bench::arguments::{clause_lines, status};
+use crate::bench::arguments::{ContractArgs, clause_lines, status};
 use crate::bench::interrupt::{is_cut, until_interrupted};
 use crate::date;
 use crate::exit::{Exit, WithExit as _};
@@ -46,6 +46,7 @@ pub(crate) fn verb(args: &RunArgs) -> anyhow::Result<Exit> {
         args.output.goodput = vec![(Metric::Ttft, 450.0), (Metric::Tpot, 40.0)];
     }
     check_folders(&args).exit(Exit::Usage)?;
+    check_price(&args.contract).exit(Exit::Usage)?;
     let judge = args.contract.judge(chat())?;
     let traffic = traffic(&args.traffic, &args.pace).exit(Exit::Usage)?;
     let plan = plan(&args, &traffic).exit(Exit::Usage)?;
@@ -193,6 +194,18 @@ fn summary_of(run: &Run, goodput: &[(Metric, f64)]) -> Summary {
     summary
 }
 
+/// Only a contract counts dollars here: the result has none.
+///
+/// # Errors
+/// A price would be passed over.
+fn check_price(args: &ContractArgs) -> anyhow::Result<()> {
+    ensure!(
+        args.price.is_none() || args.contract.is_some(),
+        "--price is for the dollars of a contract: give --contract FILE as well, or leave it out"
+    );
+    Ok(())
+}
+
 /// The figures of a run would be lost if their file turned out to have no folder when the run has ended.
 ///
 /// # Errors
@@ -302,6 +315,22 @@ mod tests {
         assert_eq!(accepted(&[(Metric::Ttft, 450.0)]), 5, "nobody gave a limit of gaps");
         assert_eq!(accepted(&[(Metric::Ttft, 450.0), (Metric::Tpot, 50.0)]), 3);
         assert_eq!(accepted(&[(Metric::E2el, 170.0)]), 2);
+    }
+
+    #[test]
+    fn a_price_without_a_contract_is_refused() {
+        let args = |price, contract: Option<&str>| ContractArgs {
+            price,
+            contract: contract.map(PathBuf::from),
+        };
+        assert!(check_price(&args(Some(2.0), None)).is_err());
+        for taken in [
+            args(None, None),
+            args(None, Some("c.toml")),
+            args(Some(2.0), Some("c.toml")),
+        ] {
+            assert!(check_price(&taken).is_ok(), "{taken:?}");
+        }
     }
 
     #[test]
