@@ -110,13 +110,15 @@ async fn rows(
 ) -> anyhow::Result<(Vec<Row>, End)> {
     let mut rows = Vec::new();
     for url in std::iter::once(&args.server.url).chain(&args.beside) {
-        for streams in args.streams.iter().copied() {
+        for (number, streams) in args.streams.iter().copied().enumerate() {
             let shape = args.shape(streams);
             let server = ServerArgs {
                 url: url.clone(),
                 ..args.server.clone()
             };
-            let plan = server.plan(shape.trace().exit(Exit::Usage)?);
+            let mut plan = server.plan(shape.trace().exit(Exit::Usage)?);
+            // Each server gets the same rows.
+            plan.seed = server.content_seed(number);
             let run = match send(plan).await {
                 Ok(run) if is_cut(&run) => return Ok((rows, End::Cut)),
                 Ok(run) => run,
@@ -326,6 +328,20 @@ mod tests {
             "{words}"
         );
         assert!(rows(&args("4,2"), mortal).await.is_err(), "nothing was measured");
+    }
+
+    #[tokio::test]
+    async fn each_row_has_prompts_of_its_own_and_each_server_the_same_rows() {
+        let words = ["interference", "--streams", "2,4", "--beside", "http://b"];
+        let args = Cli::try_parse_from(words).expect("usable words").args;
+        let mut seeds = Vec::new();
+        let send = async |plan: LoadPlan| {
+            seeds.push(plan.seed);
+            anyhow::Ok(run_of(Vec::new()))
+        };
+        rows(&args, send).await.expect("rows");
+        assert_ne!(seeds[0], seeds[1]);
+        assert_eq!(seeds[..2], seeds[2..]);
     }
 
     /// Two streams with a token each 10 ms. A long prompt comes at 1,000 ms and stops both for 200 ms. One that comes at 1,500 ms stops nobody.

@@ -198,7 +198,10 @@ impl Sweep {
         send: &mut impl AsyncFnMut(LoadPlan) -> anyhow::Result<Run>,
     ) -> anyhow::Result<Option<&Point>> {
         let made = match setting.plan(args) {
-            Ok(plan) => send(plan).await,
+            Ok(mut plan) => {
+                plan.seed = args.server.content_seed(self.points.len());
+                send(plan).await
+            }
             Err(error) => Err(error),
         };
         let run = match made {

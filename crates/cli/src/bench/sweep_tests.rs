@@ -96,6 +96,20 @@ async fn the_knee_of_a_queue_lies_below_its_capacity() {
     assert_eq!(json["knee"]["found"], "at");
 }
 
+/// A prefix cache would know the prompts of the runs before.
+#[tokio::test]
+async fn each_run_has_prompts_of_its_own() {
+    let args = args(&["--rates", "10,20,10", "--random-output-len", "2", "--seed", "7"]);
+    let mut seeds = Vec::new();
+    let server = async |plan: LoadPlan| {
+        seeds.push(plan.seed);
+        queue(plan).await
+    };
+    settings(&args, &judge(&args), server).await.expect("runs");
+    assert_eq!((seeds.len(), seeds[0]), (3, 7));
+    assert!(seeds[0] != seeds[1] && seeds[0] != seeds[2] && seeds[1] != seeds[2]);
+}
+
 #[tokio::test]
 async fn rates_above_one_that_is_over_saturated_are_left_out() {
     let args = args(&["--rates", "10,100,200,400", "--random-output-len", "2"]);
