@@ -60,6 +60,9 @@ pub fn read(
     if is_list {
         input.consume(mark_bytes);
         for (row, entry) in (1..).zip(read_list(&mut input, limits)?) {
+            if entry.is_unfinished(output_tokens) {
+                continue;
+            }
             let request = set.take(row, entry, output_tokens)?;
             set.trace.requests.push(request);
         }
@@ -76,6 +79,19 @@ pub fn read(
     match set.texts.is_empty() {
         true => Err(TraceError::Empty),
         false => Ok(set),
+    }
+}
+
+impl Entry {
+    /// A conversation without a question, or without an answer that says how long ours is. The published files of ShareGPT have some, and
+    /// `vllm bench serve` passes over them, too.
+    fn is_unfinished(&self, output_tokens: Option<u32>) -> bool {
+        let messages = self.conversations.as_deref().filter(|_| self.prompt.is_none());
+        let needs_answer = output_tokens.is_none() && self.output_tokens.is_none();
+        messages.is_some_and(|messages| {
+            let has = |at: usize| messages.get(at).is_some_and(|message| !message.value.is_empty());
+            !has(0) || (needs_answer && !has(1))
+        })
     }
 }
 
@@ -213,7 +229,7 @@ mod tests {
         assert!(matches!(read_text("[]", None), Err(TraceError::NotAList { .. })));
         assert!(matches!(
             read_text(r#"[{"conversations":[]}]"#, None),
-            Err(TraceError::BadRow { row: 1, .. })
+            Err(TraceError::Empty)
         ));
         let one = r#"{"prompt":"a","output_tokens":1}"#;
         let many = format!("[{}]", [one; 4].join(","));
@@ -227,6 +243,24 @@ mod tests {
             read_text(&format!("[{one}] {one}"), None),
             Err(TraceError::NotAList { .. })
         ));
+    }
+
+    #[test]
+    fn conversations_without_an_answer_are_passed_over() {
+        let of = |messages: &[&str]| {
+            let messages = messages.iter().map(|value| format!("{{\"value\":\"{value}\"}}"));
+            format!("{{\"conversations\":[{}]}}", messages.collect::<Vec<_>>().join(","))
+        };
+        let list = |entries: [String; 3]| format!("[{}]", entries.join(","));
+        let text = list([of(&[]), of(&["alone"]), of(&["question", "answer"])]);
+        let set = read_text(&text, None).expect("one is whole");
+        assert_eq!((lengths(&set), set.texts), (vec![(2, 2)], vec!["question".to_owned()]));
+        // With a length for all, a question is enough.
+        let set = read_text(&text, Some(9)).expect("two have a question");
+        assert_eq!(set.texts, ["alone", "question"]);
+        let row = r#"{"prompt":"a"}"#.to_owned();
+        let error = read_text(&list([row, of(&[]), of(&[])]), None).expect_err("a row, and no conversation");
+        assert!(matches!(error, TraceError::BadRow { row: 1, .. }));
     }
 
     proptest! {
