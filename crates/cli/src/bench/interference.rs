@@ -11,7 +11,7 @@ use workload::statistics::Samples;
 
 use super::arguments::positive;
 use super::interrupt::{is_cut, until_interrupted};
-use super::load::plan::LoadPlan;
+use super::load::plan::{LoadPlan, content_seed};
 use super::measure::{End, measure};
 use super::server::ServerArgs;
 use crate::exit::{Exit, WithExit as _};
@@ -110,7 +110,7 @@ async fn rows(
 ) -> anyhow::Result<(Vec<Row>, End)> {
     let mut rows = Vec::new();
     for url in std::iter::once(&args.server.url).chain(&args.beside) {
-        for (number, streams) in args.streams.iter().copied().enumerate() {
+        for (number, streams) in (0..).zip(args.streams.iter().copied()) {
             let shape = args.shape(streams);
             let server = ServerArgs {
                 url: url.clone(),
@@ -118,7 +118,7 @@ async fn rows(
             };
             let mut plan = server.plan(shape.trace().exit(Exit::Usage)?);
             // Each server gets the same rows.
-            plan.seed = server.content_seed(number);
+            plan.seed = content_seed(server.seed, number);
             let run = match send(plan).await {
                 Ok(run) if is_cut(&run) => return Ok((rows, End::Cut)),
                 Ok(run) => run,

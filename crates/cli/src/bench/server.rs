@@ -36,16 +36,7 @@ pub(super) struct ServerArgs {
     pub seed: u64,
 }
 
-/// 2^64 by the golden ratio: the seeds of the runs of one verb are far from those that somebody types.
-const CONTENT_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-
 impl ServerArgs {
-    /// The seed of the prompts in a verb's run with this number, from 0. With one seed for all runs, a server with a prefix cache would
-    /// know the prompts of every run but the first.
-    pub fn content_seed(&self, run: usize) -> u64 {
-        self.seed.wrapping_add(CONTENT_STEP.wrapping_mul(run as u64))
-    }
-
     pub fn plan(&self, trace: Trace) -> LoadPlan {
         let mut plan = LoadPlan::new(&self.url, trace);
         plan.server.model.clone_from(&self.model);

@@ -12,7 +12,7 @@ use workload::record::Run;
 
 use super::arguments::{Judge, JudgeArgs, positive};
 use super::interrupt::{is_cut, until_interrupted};
-use super::load::plan::LoadPlan;
+use super::load::plan::{LoadPlan, content_seed};
 use super::measure::{measure, write_json};
 use super::point::Point;
 use super::server::ServerArgs;
@@ -199,7 +199,7 @@ impl Sweep {
     ) -> anyhow::Result<Option<&Point>> {
         let made = match setting.plan(args) {
             Ok(mut plan) => {
-                plan.seed = args.server.content_seed(self.points.len());
+                plan.seed = content_seed(args.server.seed, self.points.len() as u64);
                 send(plan).await
             }
             Err(error) => Err(error),

@@ -11,7 +11,7 @@ use workload::verdict::is_same_load;
 use super::order;
 use super::runner::{Load, Runner, Target};
 use crate::bench::interrupt::is_cut;
-use crate::bench::load::plan::Pace;
+use crate::bench::load::plan::{Pace, content_seed};
 use crate::exit::{Exit, WithExit as _};
 
 /// Shares of a run that do not count, at its begin and at its end.
@@ -188,7 +188,7 @@ impl Manner {
             trace: trace.clone(),
             pace: Pace::Open { max_concurrency: None },
             seed: match self.has_new_prompts_each_round {
-                true => self.seed.wrapping_add(round),
+                true => content_seed(self.seed, round),
                 false => self.seed,
             },
             warm_up: self.warm_up(),
@@ -211,6 +211,8 @@ fn offered(trace: &Trace, manner: &Manner) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::compare::traffic::{ShapeName, TYPICAL, Traffic};
 
@@ -271,7 +273,11 @@ mod tests {
             has_new_prompts_each_round: true,
             ..manner()
         };
-        assert_eq!(deployed.load(&trace, 2).seed, 9);
         assert_eq!(deployed.load(&trace, 2).warm_up, Duration::from_secs(4));
+        // Nor may two comparisons of the same clusters meet, whose seeds are neighbours.
+        let trace = &trace;
+        let seeds = |seed| (0..6).map(move |round| Manner { seed, ..deployed }.load(trace, round).seed);
+        let all: BTreeSet<u64> = seeds(7).chain(seeds(8)).collect();
+        assert_eq!(all.len(), 12);
     }
 }

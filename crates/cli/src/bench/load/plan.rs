@@ -147,6 +147,15 @@ impl Progress {
     }
 }
 
+/// 2^64 by the golden ratio: the seeds of several runs are far from one another, and from those that somebody types.
+const CONTENT_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The seed of the prompts in the run with this number, from 0, of several runs at one server. With one seed for all of them, a server with
+/// a prefix cache would know the prompts of every run but the first.
+pub(crate) fn content_seed(seed: u64, run: u64) -> u64 {
+    seed.wrapping_add(CONTENT_STEP.wrapping_mul(run))
+}
+
 /// Who watches a run, and may end it early.
 pub struct Observer<'a> {
     /// Called a few times a second.
