@@ -75,7 +75,9 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<Exit> {
 }
 
 fn open(path: &Path) -> anyhow::Result<Reader<BufReader<File>>> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let file = File::open(path)
+        .with_context(|| format!("cannot open {}", path.display()))
+        .exit(Exit::Usage)?;
     let opened = Reader::open(BufReader::new(file));
     let is_foreign = matches!(opened, Err(RecordError::NotARecord | RecordError::UnknownSchema { .. }));
     let opened = opened.with_context(|| path.display().to_string());
@@ -192,6 +194,12 @@ mod tests {
     struct Line {
         #[command(flatten)]
         args: ReplayArgs,
+    }
+
+    #[test]
+    fn a_record_that_is_not_there_is_a_wrong_command_line() {
+        let error = open(Path::new("/no/such/flight.record")).expect_err("no file");
+        assert_eq!(crate::exit::of(&error), Exit::Usage);
     }
 
     #[test]

@@ -108,6 +108,15 @@ impl Row {
 }
 
 fn read(path: &Path, args: &ReportArgs) -> anyhow::Result<Report> {
+    let text = contents(path).exit(Exit::Usage)?;
+    parse(&text, args)
+        .with_context(|| format!("{} is no report", path.display()))
+        .exit(Exit::Usage)
+}
+
+/// # Errors
+/// The file cannot be read, or is too large.
+fn contents(path: &Path) -> anyhow::Result<Vec<u8>> {
     let shown = path.display();
     let bytes = std::fs::metadata(path)
         .with_context(|| format!("cannot read {shown}"))?
@@ -116,10 +125,7 @@ fn read(path: &Path, args: &ReportArgs) -> anyhow::Result<Report> {
         bytes <= FILE_BYTES_MAX,
         "{shown} has {bytes} bytes; at most {FILE_BYTES_MAX} are read"
     );
-    let text = std::fs::read(path).with_context(|| format!("cannot read {shown}"))?;
-    parse(&text, args)
-        .with_context(|| format!("{shown} is no report"))
-        .exit(Exit::Usage)
+    std::fs::read(path).with_context(|| format!("cannot read {shown}"))
 }
 
 fn parse(text: &[u8], args: &ReportArgs) -> anyhow::Result<Report> {
@@ -230,6 +236,7 @@ mod tests {
             assert_eq!(crate::exit::of(&error), Exit::Usage, "{text}");
             assert!(format!("{error:#}").contains("x.json"));
         }
-        assert!(run(&args(&dir.path().join("none.json"), dir.path())).is_err());
+        let error = run(&args(&dir.path().join("none.json"), dir.path())).expect_err("no file");
+        assert_eq!(crate::exit::of(&error), Exit::Usage);
     }
 }
