@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use workload::record::{LoopKind, Outcome, Run, Usage};
+use workload::record::{LoopKind, Outcome, RequestRecord, Run, Usage};
 use workload::summary::{Lag, Summary};
 
 use super::args::{Metric, OutputArgs};
@@ -161,6 +161,12 @@ fn failures(run: &Run) -> String {
 /// What makes the figures say less than they seem to.
 fn notes(run: &Run) -> Vec<String> {
     let mut notes = Vec::new();
+    if !run.records.is_empty() && !run.records.iter().any(RequestRecord::is_measured) {
+        notes.push(format!(
+            "No request counts: --warm-up-s and --cool-down-s leave out all {}. Give shorter ones, or a longer run.",
+            run.records.len()
+        ));
+    }
     let lag = Lag::of(run);
     if !lag.is_valid {
         notes.push(format!(
@@ -188,4 +194,25 @@ fn notes(run: &Run) -> Vec<String> {
         notes.push(format!("{events} events held {tokens} tokens: the server also sends events without a token, and gaps are counted to them."));
     }
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use workload::record::RunPart;
+
+    use super::*;
+    use crate::compare::test_kit::{record, run};
+
+    /// Without it the figures look like those of a server that answers nobody.
+    #[test]
+    fn a_run_in_which_no_request_counts_says_why() {
+        let mut short = run("a", vec![record(0, &[5.0, 9.0]), record(1, &[5.0, 9.0])]);
+        let says_why = |run: &Run| notes(run).iter().any(|note| note.contains("--warm-up-s"));
+        short.records[0].part = RunPart::WarmUp;
+        assert!(!says_why(&short));
+        short.records[1].part = RunPart::CoolDown;
+        assert!(says_why(&short));
+        short.records.clear();
+        assert!(!says_why(&short), "nothing was left out");
+    }
 }
