@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use workload::comparison::{Arm, ArmKind};
 
-use super::args::CompareArgs;
+use super::args::{CompareArgs, NamedUrl};
 use super::budget::{Counts, Deadline, TimePlan};
 use super::facts::{ArmFacts, DECLARED, Facts};
 use super::fairness::Conduct;
@@ -19,6 +19,7 @@ use super::runner::{Place, Runner, Target, WARM_UP_REQUESTS};
 use super::sender::Placement;
 use super::traffic::{TYPICAL, Traffic};
 use crate::exit::{Exit, WithExit};
+use crate::http::base_url;
 use crate::terminal::say;
 
 pub(super) async fn compare(args: &CompareArgs, stop: CancellationToken) -> anyhow::Result<Exit> {
@@ -94,6 +95,12 @@ fn arms(args: &CompareArgs, facts: &Facts) -> anyhow::Result<(Vec<Arm>, Vec<Targ
             arms.iter().all(|arm| arm.name != given.name),
             "two arms have the same name; each --arm NAME=URL needs its own",
         )?;
+        let is_here = |other: &&NamedUrl| base_url(&other.url) == base_url(&given.url);
+        ensure_usage(
+            args.arm.iter().filter(is_here).count() == 1,
+            "two arms have the same address, whose caches would know the prompts of the first arm when the second one sends them; an A/A \
+             comparison needs two equal clusters",
+        )?;
         let own = facts.arm(&given.name)?;
         let mut settings = own.settings.clone();
         settings.insert("url".to_owned(), json!(given.url));
@@ -156,5 +163,46 @@ fn conduct(args: &CompareArgs, facts: &Facts, runner: &Runner, manner: Manner) -
         warm_up: manner.warm_up(),
         cool_down: manner.cool_down(),
         pool_utilisation: declared(&facts.pool_utilisation),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: CompareArgs,
+    }
+
+    fn arms_at(urls: [&str; 2]) -> anyhow::Result<(Vec<Arm>, Vec<Target>)> {
+        let own = ArmFacts {
+            topology: None,
+            cores: 1,
+            gpus: 0,
+            memory: "1GiB".to_owned(),
+            price_per_hour: None,
+            tuned: None,
+            settings: BTreeMap::new(),
+        };
+        let facts = Facts {
+            arms: ["a", "b"].map(|name| (name.to_owned(), own.clone())).into(),
+            ..Facts::default()
+        };
+        let [a, b] = [format!("a={}", urls[0]), format!("b={}", urls[1])];
+        let words = ["compare", "--facts", "facts.toml", "--arm", &a, "--arm", &b];
+        arms(&Line::try_parse_from(words).expect("usable words").args, &facts)
+    }
+
+    #[test]
+    fn two_arms_at_one_address_are_refused() {
+        assert_eq!(arms_at(["http://h:1", "http://h:2"]).expect("two clusters").0.len(), 2);
+        for same in [["http://h:1", "http://h:1"], ["http://h:1", "http://h:1/v1/"]] {
+            let error = arms_at(same).expect_err("one cluster");
+            assert_eq!(crate::exit::of(&error), Exit::Usage, "{same:?}");
+        }
     }
 }
