@@ -15,7 +15,7 @@ use workload::record::Run;
 use workload::summary::Summary;
 
 use super::args::{Backend, Metric, RunArgs, Scenario};
-use super::assemble::RunWithTexts;
+use super::assemble::{CLIENT, RunWithTexts};
 use super::metrics::accepted_tokens;
 use super::plan::{Endpoint, LoadPlan, Observer, Pace, Server};
 use super::result_json::{Labels, result};
@@ -152,10 +152,14 @@ fn server(args: &RunArgs) -> anyhow::Result<Server> {
     let says_chat = given.endpoint.as_deref().is_some_and(|path| path.contains("chat"));
     let mut pids = BTreeMap::new();
     for (name, pid) in &given.server_pid {
-        let pid = pid
+        let pid: u32 = pid
             .parse()
             .with_context(|| format!("--server-pid {name}={pid}: the process id is no number"))?;
-        pids.insert(name.clone(), pid);
+        let is_free = name != CLIENT && pids.insert(name.clone(), pid).is_none();
+        ensure!(
+            is_free,
+            "--server-pid {name}={pid}: `{name}` is the name of another process already (`{CLIENT}` is this program): give it a name of its own"
+        );
     }
     Ok(Server {
         endpoint: match (given.backend, says_chat) {
@@ -315,6 +319,26 @@ mod tests {
         assert_eq!(accepted(&[(Metric::Ttft, 450.0)]), 5, "nobody gave a limit of gaps");
         assert_eq!(accepted(&[(Metric::Ttft, 450.0), (Metric::Tpot, 50.0)]), 3);
         assert_eq!(accepted(&[(Metric::E2el, 170.0)]), 2);
+    }
+
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    #[test]
+    fn each_process_of_the_server_has_a_name_of_its_own() {
+        let pids = |named: &[&str]| {
+            let words = ["run", "--server-pid"].iter().chain(named);
+            let cli = <Cli as clap::Parser>::try_parse_from(words).expect("usable words");
+            server(&cli.args).map(|server| server.pids)
+        };
+        let two = pids(&["a=11", "b=12"]).expect("two processes");
+        assert_eq!((two["a"], two["b"]), (11, 12));
+        for bad in [["a=11", "a=12"], ["client=11", "b=12"], ["a=x", "b=12"]] {
+            assert!(pids(&bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]
