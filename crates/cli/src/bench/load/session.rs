@@ -73,7 +73,7 @@ impl<'a> Session<'a> {
         mut observer: Observer<'_>,
     ) -> anyhow::Result<Outcomes> {
         self.warm_up(&observer).await?;
-        while self.prepare_one() {}
+        while !observer.stop.is_cancelled() && self.prepare_one() {}
         let mut timer = Timer::new().context("cannot start the timer's thread")?;
         let mut schedule = Schedule::new(&self.plan.trace, self.plan.pace);
         let started_ns = monotonic_ns();
@@ -88,6 +88,9 @@ impl<'a> Session<'a> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         processes.sample(Duration::ZERO);
         let is_interrupted = loop {
+            if observer.stop.is_cancelled() {
+                break !(tasks.is_empty() && schedule.is_empty());
+            }
             while let Some(due) = schedule.take(exchanges.start.elapsed()) {
                 let request = self.prepared(due);
                 tasks.spawn(Arc::clone(&exchanges).exchange(request, due.scheduled));

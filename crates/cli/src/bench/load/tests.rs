@@ -265,6 +265,18 @@ async fn a_run_that_is_stopped_keeps_what_has_ended() {
     assert_eq!(run.environment["unfinished"], json!(4));
 }
 
+/// As after Ctrl-C while the requests of the warm-up are answered.
+#[tokio::test]
+async fn a_run_that_is_stopped_before_it_begins_sends_nothing() {
+    let server = server(|_, _| QUICK).await;
+    let observer = Observer::silent();
+    observer.stop.cancel();
+    let run = run(&plan(&server, trace([ms(0); 3])), observer).await.expect("a run");
+    assert_eq!(run.environment["interrupted"], json!(true));
+    assert_eq!(run.environment["unfinished"], json!(0), "none was sent");
+    assert!(run.records.is_empty() && server.seen().is_empty());
+}
+
 #[tokio::test]
 async fn warm_up_and_cool_down_are_told_by_the_time_that_a_request_was_due() {
     let server = server(|_, _| QUICK).await;
