@@ -1,7 +1,11 @@
 //! `tools` and `tool_choice`: which functions the model may call, and which it must.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use serving_core::request::OutputGrammar;
@@ -75,19 +79,16 @@ pub enum ToolChoice {
 impl<'de> Deserialize<'de> for ToolChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            Word(String),
-            Object { function: Named },
+        struct Object {
+            function: Named,
         }
         #[derive(Deserialize)]
         struct Named {
             name: String,
         }
         let wanted = "none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": ..}}";
-        let wrong = |_| serde::de::Error::custom(format!("must be {wanted}"));
-        match Written::deserialize(deserializer).map_err(wrong)? {
-            Written::Object { function } => Ok(Self::Named(function.name)),
+        match Written::<Object>::read(deserializer, wanted)? {
+            Written::Object(object) => Ok(Self::Named(object.function.name)),
             Written::Word(word) => Self::of_word(word, wanted),
         }
     }
@@ -111,18 +112,46 @@ pub struct FlatToolChoice(pub ToolChoice);
 impl<'de> Deserialize<'de> for FlatToolChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            Word(String),
-            Object { r#type: String, name: String },
+        struct Object {
+            r#type: String,
+            name: String,
         }
         let wanted = "none, auto, required, or {\"type\": \"function\", \"name\": ..}";
-        let wrong = || serde::de::Error::custom(format!("must be {wanted}"));
-        match Written::deserialize(deserializer).map_err(|_| wrong())? {
-            Written::Object { r#type, name } if r#type == "function" => Ok(Self(ToolChoice::Named(name))),
-            Written::Object { .. } => Err(wrong()),
+        match Written::<Object>::read(deserializer, wanted)? {
+            Written::Object(object) if object.r#type == "function" => Ok(Self(ToolChoice::Named(object.name))),
+            Written::Object(_) => Err(D::Error::custom(format!("must be {wanted}"))),
             Written::Word(word) => ToolChoice::of_word(word, wanted).map(Self),
         }
+    }
+}
+
+/// What a choice is written as: a word, or an object of its endpoint's form.
+enum Written<T> {
+    Word(String),
+    Object(T),
+}
+
+impl<'de, T: Deserialize<'de>> Written<T> {
+    /// Reading ends where a value begins that is neither. (An untagged enum of serde first holds the whole value, and a list of zeros
+    /// takes many times its text.)
+    fn read<D: Deserializer<'de>>(deserializer: D, wanted: &str) -> Result<Self, D::Error> {
+        let read = deserializer.deserialize_any(WrittenVisitor(PhantomData));
+        read.map_err(|_| D::Error::custom(format!("must be {wanted}")))
+    }
+}
+
+struct WrittenVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for WrittenVisitor<T> {
+    type Value = Written<T>;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a word or an object")
+    }
+    fn visit_str<E>(self, word: &str) -> Result<Written<T>, E> {
+        Ok(Written::Word(word.to_owned()))
+    }
+    fn visit_map<A: MapAccess<'de>>(self, entries: A) -> Result<Written<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(entries)).map(Written::Object)
     }
 }
 
@@ -390,5 +419,33 @@ mod tests {
         let parameters = r#"{"type":"object","properties":{"з":{"type":"string"}}}"#;
         assert_eq!(grammar(ToolChoice::Named("f".to_owned())), parameters);
         assert!(grammar(ToolChoice::Required).contains(&format!(r#""arguments":{parameters}"#)));
+    }
+
+    #[test]
+    fn what_is_no_choice_is_read_no_further_than_its_beginning() {
+        let zeros = format!("[{}0]", "0,".repeat(1000));
+        let mut left = zeros.as_bytes();
+        assert!(serde_json::from_reader::<_, ToolChoice>(&mut left).is_err());
+        assert!(left.len() > 1000, "{} bytes are left", left.len());
+        let mut left = zeros.as_bytes();
+        assert!(serde_json::from_reader::<_, FlatToolChoice>(&mut left).is_err());
+        assert!(left.len() > 1000, "{} bytes are left", left.len());
+    }
+
+    #[test]
+    fn a_choice_is_a_word_or_the_name_of_a_function() {
+        let choice = |text: &str| serde_json::from_str::<ToolChoice>(text).ok();
+        let flat = |text: &str| serde_json::from_str::<FlatToolChoice>(text).ok().map(|choice| choice.0);
+        let named = || Some(ToolChoice::Named("f".to_owned()));
+        assert_eq!(
+            choice(r#"{"type": "function", "function": {"name": "f", "x": [0]}}"#),
+            named()
+        );
+        assert_eq!(flat(r#"{"x": {}, "name": "f", "type": "function"}"#), named());
+        assert_eq!(choice(r#""required""#), Some(ToolChoice::Required));
+        assert_eq!(flat(r#""none""#), Some(ToolChoice::None));
+        for wrong in ["5", "[]", "{}", r#""other""#, r#"{"type": "file_search", "name": "f"}"#] {
+            assert_eq!((choice(wrong), flat(wrong)), (None, None), "{wrong}");
+        }
     }
 }
