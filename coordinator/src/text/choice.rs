@@ -28,7 +28,7 @@ impl StopStrings {
 /// What one token did to its choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextStep {
-    /// It may be empty: the token was a control token or half a character, or it may begin a stop string.
+    /// It may be empty: the token was a control token, a stop token or half a character, or it may begin a stop string.
     pub text: String,
     /// Characters of generated text before this token, including text that is held back.
     pub text_offset: usize,
@@ -71,8 +71,10 @@ impl ChoiceText {
         if token.index.0 != self.tokens {
             return Err("a token came out of order");
         }
-        let is_control = model.codec().is_special(token.token) || token.finish == Some(FinishReason::EndToken);
-        let bytes = model.codec().token_bytes(token.token).filter(|_| !is_control);
+        // The token that ends an answer is no part of its text, as a stop string is none.
+        let is_end = matches!(token.finish, Some(FinishReason::EndToken | FinishReason::StopToken(_)));
+        let is_hidden = is_end || model.codec().is_special(token.token);
+        let bytes = model.codec().token_bytes(token.token).filter(|_| !is_hidden);
         let text_offset = self.decoder.chars();
         let (text, is_stopped) = self.push(bytes.unwrap_or_default(), token.finish.is_some());
         let finish = if is_stopped {
@@ -233,8 +235,52 @@ impl Utf8Decoder {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serving_core::ids::{ChoiceIndex, OutputIndex, TokenId};
 
     use super::*;
+
+    fn model() -> TextModel {
+        TextModel::open(&model_files::test_kit::model_path(), None).expect("the real model")
+    }
+
+    fn event(index: u32, token: TokenId, finish: Option<FinishReason>) -> TokenEvent {
+        TokenEvent {
+            choice: ChoiceIndex(0),
+            index: OutputIndex(index),
+            token,
+            logprobs: None,
+            finish,
+        }
+    }
+
+    #[test]
+    fn a_stop_token_is_no_part_of_the_text_and_what_was_held_is() {
+        let model = model();
+        let token = |text: &str| {
+            let tokens = model.codec().encode(text, false, usize::MAX).expect("is encoded");
+            assert_eq!(tokens.len(), 1, "{text}");
+            tokens[0]
+        };
+        let (word, stop) = (token(" two"), token("."));
+        let last = |finish| {
+            let mut choice = ChoiceText::new(&["o.".to_owned()]);
+            let first = choice.take(&model, &event(0, word, None));
+            assert_eq!(
+                first.expect("in order").expect("goes on").text,
+                " tw",
+                "the rest may begin a stop string"
+            );
+            let last = choice.take(&model, &event(1, stop, Some(finish)));
+            let last = last.expect("in order").expect("is the last");
+            assert!(choice.is_finished());
+            (last.text, last.finish)
+        };
+        let stopped = FinishReason::StopToken(stop);
+        assert_eq!(last(stopped), ("o".to_owned(), Some(stopped)));
+        // Without it the same token completes a stop string.
+        let cut = last(FinishReason::Length);
+        assert_eq!(cut, (String::new(), Some(FinishReason::StopString)));
+    }
 
     #[test]
     fn a_stop_string_completed_by_the_last_token_still_stops() {
