@@ -115,7 +115,7 @@ impl Run {
                 PromptRun {
                     leg: RunState::Submitting(Box::pin(async move { submit.submit(submission).await })),
                     choices: (0..request.choice_count)
-                        .map(|_| ChoiceText::new(&input.stop_strings))
+                        .map(|_| ChoiceText::new(&input.stop_strings, request.stop.min_tokens))
                         .collect(),
                     prompt_logprobs: vec![
                         None;

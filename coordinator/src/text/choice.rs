@@ -42,15 +42,18 @@ pub struct TextStep {
 pub struct ChoiceText {
     decoder: Utf8Decoder,
     stops: StopMatcher,
+    /// No stop string ends within the text of so many tokens.
+    min_tokens: u32,
     tokens: u32,
     is_finished: bool,
 }
 
 impl ChoiceText {
-    pub fn new(stops: &[String]) -> Self {
+    pub fn new(stops: &[String], min_tokens: u32) -> Self {
         Self {
             decoder: Utf8Decoder::default(),
             stops: StopMatcher::new(stops),
+            min_tokens,
             tokens: 0,
             is_finished: false,
         }
@@ -99,7 +102,10 @@ impl ChoiceText {
         if is_last {
             self.decoder.finish(&mut decoded);
         }
-        let (mut text, is_stopped) = self.stops.push(decoded);
+        let (mut text, is_stopped) = match self.tokens < self.min_tokens {
+            true => (self.stops.push_exempt(&decoded), false),
+            false => self.stops.push(decoded),
+        };
         if is_last && !is_stopped {
             text.push_str(&self.stops.finish());
         }
@@ -114,6 +120,8 @@ struct StopMatcher {
     stops: Vec<String>,
     /// The longest end of the text with which a stop string could begin.
     held: String,
+    /// No stop string ends within so many bytes of `held`.
+    exempt_bytes: usize,
 }
 
 impl StopMatcher {
@@ -121,7 +129,17 @@ impl StopMatcher {
         Self {
             stops: stops.to_vec(),
             held: String::new(),
+            exempt_bytes: 0,
         }
+    }
+
+    /// Takes text within which no stop string may end; one that begins in it may end later. Returns the text that certainly stands before
+    /// any stop string.
+    fn push_exempt(&mut self, piece: &str) -> String {
+        self.held.push_str(piece);
+        let text = self.give_out();
+        self.exempt_bytes = self.held.len();
+        text
     }
 
     /// The text that certainly stands before any stop string, and whether one was completed. Nothing more may be pushed then.
@@ -135,9 +153,15 @@ impl StopMatcher {
             text.truncate(start);
             return (text, true);
         }
+        (self.give_out(), false)
+    }
+
+    /// All but the end with which a stop string could begin.
+    fn give_out(&mut self) -> String {
         let keep_from = self.possible_beginning();
+        self.exempt_bytes = self.exempt_bytes.saturating_sub(keep_from);
         let tail = self.held.split_off(keep_from);
-        (std::mem::replace(&mut self.held, tail), false)
+        std::mem::replace(&mut self.held, tail)
     }
 
     /// No text follows, so the held text belongs to the answer.
@@ -146,11 +170,14 @@ impl StopMatcher {
     }
 
     fn first_match(&self) -> Option<usize> {
-        self.stops
-            .iter()
-            .filter_map(|stop| self.held.find(stop.as_str()).map(|start| (start + stop.len(), start)))
-            .min()
-            .map(|(_, start)| start)
+        let found = |stop: &String| {
+            // One that ends behind the exempt bytes.
+            let earliest = (self.exempt_bytes + 1).saturating_sub(stop.len());
+            let from = (earliest..self.held.len()).find(|at| self.held.is_char_boundary(*at))?;
+            let start = from + self.held[from..].find(stop.as_str())?;
+            Some((start + stop.len(), start))
+        };
+        self.stops.iter().filter_map(found).min().map(|(_, start)| start)
     }
 
     /// Byte offset of the longest tail that is a proper beginning of a stop string; the text's length when none is.
@@ -263,7 +290,7 @@ mod tests {
         };
         let (word, stop) = (token(" two"), token("."));
         let last = |finish| {
-            let mut choice = ChoiceText::new(&["o.".to_owned()]);
+            let mut choice = ChoiceText::new(&["o.".to_owned()], 0);
             let first = choice.take(&model, &event(0, word, None));
             assert_eq!(
                 first.expect("in order").expect("goes on").text,
@@ -283,15 +310,32 @@ mod tests {
     }
 
     #[test]
+    fn the_least_number_of_tokens_counts_for_stop_strings_too() {
+        let model = model();
+        let dots = model.codec().encode(".", false, usize::MAX).expect("is encoded");
+        for (stop, text, count) in [(".", "...", 4), ("..", "..", 4), ("......", "", 6)] {
+            let mut choice = ChoiceText::new(&[stop.to_owned()], 3);
+            let (mut all, mut taken) = (String::new(), 0);
+            while !choice.is_finished() && taken < 6 {
+                let finish = (taken == 5).then_some(FinishReason::Length);
+                let step = choice.take(&model, &event(taken, dots[0], finish));
+                all += &step.expect("in order").expect("goes on").text;
+                taken += 1;
+            }
+            assert_eq!((all.as_str(), taken), (text, count), "stop at {stop}");
+        }
+    }
+
+    #[test]
     fn a_stop_string_completed_by_the_last_token_still_stops() {
-        let mut choice = ChoiceText::new(&["END".to_owned()]);
+        let mut choice = ChoiceText::new(&["END".to_owned()], 0);
         assert_eq!(choice.push(b"yes E", false).0, "yes ");
         assert_eq!(choice.push(b"ND", true), (String::new(), true));
     }
 
     #[test]
     fn the_last_token_flushes_both_holds() {
-        let mut choice = ChoiceText::new(&["xyz".to_owned()]);
+        let mut choice = ChoiceText::new(&["xyz".to_owned()], 0);
         assert_eq!(choice.push(b"x", false).0, "");
         assert_eq!(choice.push(&[0xE2, 0x82], true).0, "x\u{FFFD}");
     }
@@ -344,6 +388,21 @@ mod tests {
         assert_eq!(matcher.push("an E".to_owned()).0, "an ");
         assert_eq!(matcher.push("N".to_owned()).0, "");
         assert_eq!(matcher.push("gine".to_owned()).0, "ENgine");
+    }
+
+    #[test]
+    fn a_stop_string_may_begin_in_exempt_text_and_not_end_there() {
+        let mut matcher = StopMatcher::new(&strings(&["ab", "abc", "€€"]));
+        assert_eq!(matcher.push_exempt("ab€€x"), "ab€€x");
+        assert_eq!(matcher.push_exempt("yab"), "y", "abc may still come");
+        assert_eq!(matcher.push("d".to_owned()), ("abd".to_owned(), false));
+        assert_eq!(matcher.push_exempt("zab"), "z");
+        assert_eq!(matcher.push("c".to_owned()), (String::new(), true));
+        let mut matcher = StopMatcher::new(&strings(&["€€"]));
+        assert_eq!(matcher.push_exempt("€€€"), "€€");
+        assert_eq!(matcher.push("x".to_owned()), ("€x".to_owned(), false));
+        assert_eq!(matcher.push_exempt("€"), "");
+        assert_eq!(matcher.push("€€".to_owned()), (String::new(), true));
     }
 
     #[test]
