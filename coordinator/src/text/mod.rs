@@ -113,13 +113,13 @@ impl TextModel {
         &*self.codec
     }
 
-    /// The prompt of a chat, whose tools become text where the template knows none.
+    /// The prompt of a chat, whose tools, calls and results become text where the template knows none.
     pub fn render_chat(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, TextError> {
-        match chat.tools.is_empty() || self.codec.tool_format().is_some() {
-            true => self.codec.render_chat(chat, add_generation_prompt),
-            false => self
+        match chat.has_tools() && self.codec.tool_format().is_none() {
+            true => self
                 .codec
                 .render_chat(&chat.with_tools_as_text(), add_generation_prompt),
+            false => self.codec.render_chat(chat, add_generation_prompt),
         }
     }
 

@@ -42,26 +42,39 @@ impl ToolFormat {
 }
 
 impl Chat {
+    /// Whether there are tools, or calls and results of earlier ones: a client that wants no more calls may leave the tools out.
+    pub fn has_tools(&self) -> bool {
+        let is_of_tool = |message: &Value| message["role"] == "tool" || message.get("tool_calls").is_some();
+        !self.tools.is_empty() || self.messages.iter().any(is_of_tool)
+    }
+
     /// The same for a template that knows no tools: they stand in the system message, calls in the text, results in messages of
     /// the user. The model has not been trained for it, so it follows at best roughly.
     pub fn with_tools_as_text(&self) -> Self {
+        let mut messages: Vec<Value> = self.messages.iter().map(as_text).collect();
+        if !self.tools.is_empty() {
+            self.order_calls(&mut messages);
+        }
+        Self {
+            messages,
+            tools: Vec::new(),
+        }
+    }
+
+    /// Puts the tools into the system message.
+    fn order_calls(&self, messages: &mut Vec<Value>) {
         let list: Vec<String> = self.tools.iter().map(Value::to_string).collect();
         let orders = format!(
             "You can call functions. To call one, write {OPEN}{{\"name\": its name, \"arguments\": its arguments}}{CLOSE} and \
              nothing else. These are the functions:\n{}",
             list.join("\n")
         );
-        let mut messages: Vec<Value> = self.messages.iter().map(as_text).collect();
         match messages.first_mut().filter(|first| first["role"] == "system") {
             Some(system) => {
                 let own = system["content"].as_str().unwrap_or_default();
                 system["content"] = Value::from(format!("{own}\n\n{orders}"));
             }
             None => messages.insert(0, json!({"role": "system", "content": orders})),
-        }
-        Self {
-            messages,
-            tools: Vec::new(),
         }
     }
 }

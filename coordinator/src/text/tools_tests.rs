@@ -1,6 +1,7 @@
 //! Recorded outputs of the families, whole and in parts, and what is no call.
 
 use super::*;
+use crate::text::TextModel;
 
 fn call(name: &str, arguments: &str) -> Piece {
     Piece::Call(ToolCall {
@@ -153,5 +154,38 @@ fn without_a_place_in_the_template_tools_become_text() {
         messages: vec![json!({"role": "user", "content": "hi"})],
         ..chat
     };
+    assert!(alone.has_tools());
     assert_eq!(alone.with_tools_as_text().messages[0]["role"], "system");
+}
+
+#[test]
+fn calls_and_results_become_text_also_where_the_tools_were_left_out() {
+    let call = json!({"id": "1", "type": "function", "function": {"name": "clock", "arguments": {"zone": "CET"}}});
+    let chat = Chat {
+        messages: vec![
+            json!({"role": "user", "content": "time?"}),
+            json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+            json!({"role": "tool", "content": "noon", "tool_call_id": "1"}),
+        ],
+        tools: Vec::new(),
+    };
+    assert!(chat.has_tools());
+    let prompt = TextModel::open(&model_files::test_kit::model_path(), None)
+        .expect("the real model, whose template knows no tools")
+        .render_chat(&chat, true)
+        .expect("is rendered");
+    assert!(
+        prompt.contains(r#"<tool_call>{"name":"clock","arguments":{"zone":"CET"}}</tool_call>"#)
+            && prompt.contains("<|im_start|>user\n<tool_response>noon</tool_response>"),
+        "{prompt}"
+    );
+    assert!(
+        !prompt.contains("You can call functions"),
+        "no tool may be called: {prompt}"
+    );
+    let plain = Chat {
+        messages: vec![json!({"role": "user", "content": "hi"})],
+        tools: Vec::new(),
+    };
+    assert!(!plain.has_tools());
 }
