@@ -72,7 +72,7 @@ async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: Held) -> Res
         tokens_max,
         kept_max: plan.truncation.map(|truncation| match truncation {
             Truncation::Tokens(tokens) => tokens as usize,
-            Truncation::Context => limit.saturating_sub(plan.max_tokens.unwrap_or(1) as usize).max(1),
+            Truncation::Context => limit.saturating_sub(output_beside(plan) as usize).max(1),
         }),
         add_special: plan.fields.add_special_tokens.map(|wanted| wanted.0),
         echo: plan.fields.echo.0,
@@ -81,6 +81,21 @@ async fn prompts(state: &AppState, plan: &mut CheckedRequest, held: Held) -> Res
     let text = state.text.clone();
     let work = move || tokenizing.run(&text, input, |error| text_error(&text, error, param));
     on_text(state, (bytes, held), work).await
+}
+
+/// A prompt that is cut to the context leaves room for so many output tokens.
+fn output_beside(plan: &CheckedRequest) -> u32 {
+    plan.max_tokens
+        .unwrap_or_else(|| least_default(plan.endpoint, plan.min_tokens))
+}
+
+/// The least default length of an answer for which the context has room. A chat goes on for as long as there is room.
+fn least_default(endpoint: Endpoint, min_tokens: u32) -> u32 {
+    match endpoint {
+        // A client whose `min_tokens` is above the default gets so many.
+        Endpoint::Completions => COMPLETIONS_MAX_TOKENS_DEFAULT.max(min_tokens),
+        Endpoint::Chat | Endpoint::Responses => min_tokens.max(1),
+    }
 }
 
 /// Refuses a text that has too many bytes for so many tokens, however it is split into tokens.
@@ -304,8 +319,7 @@ fn max_tokens(
         (Some(_), Some(asked), _) => Ok(asked),
         (Some(room), None, endpoint) => {
             let wanted = match endpoint {
-                // A client whose `min_tokens` is above the default gets so many.
-                Endpoint::Completions => COMPLETIONS_MAX_TOKENS_DEFAULT.max(plan.min_tokens).min(room),
+                Endpoint::Completions => least_default(endpoint, plan.min_tokens).min(room),
                 Endpoint::Chat | Endpoint::Responses => room,
             };
             let (least, shape) = (plan.min_tokens, (prompt_tokens, plan.choice_count));
@@ -364,6 +378,14 @@ mod tests {
         };
         assert!(has_text(16));
         assert!(!has_text(17), "it is refused, and its text with it");
+    }
+
+    #[test]
+    fn a_prompt_that_is_cut_leaves_room_for_the_default() {
+        assert_eq!(least_default(Endpoint::Completions, 0), COMPLETIONS_MAX_TOKENS_DEFAULT);
+        assert_eq!(least_default(Endpoint::Completions, 40), 40);
+        assert_eq!(least_default(Endpoint::Chat, 0), 1);
+        assert_eq!(least_default(Endpoint::Responses, 40), 40);
     }
 
     #[test]
