@@ -49,20 +49,18 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// The prompt's tokens (`echo`). The first one has no logprob, because nothing stands before it.
-    pub fn push_prompt(&mut self, text: &TextModel, prompt: &PromptRun) {
-        let mut decoder = Utf8Decoder::default();
-        let mut sink = String::new();
+    /// The prompt's tokens; `echo` is its text. The first one has no logprob, because nothing stands before it.
+    pub fn push_prompt(&mut self, text: &TextModel, prompt: &PromptRun, echo: &str) {
+        let offsets = offsets_in(echo, &prompt.request.prompt, text);
         // With `prompt_logprobs` there may be more alternatives than `logprobs` asks for.
         let best = prompt.request.logprobs.unwrap_or(0) as usize;
-        for (position, token) in prompt.request.prompt.iter().enumerate() {
+        for (position, (token, offset)) in prompt.request.prompt.iter().zip(offsets).enumerate() {
             let entry = prompt.prompt_logprobs.get(position).and_then(Option::as_ref);
             let entry = entry.map(|entry| TokenLogprobs {
                 logprob: entry.logprob,
                 top: entry.top.iter().take(best).copied().collect(),
             });
-            self.push(text, *token, entry.as_ref(), decoder.chars());
-            decoder.push(text.codec().token_bytes(*token).unwrap_or_default(), &mut sink);
+            self.push(text, *token, entry.as_ref(), offset);
         }
     }
 
@@ -104,6 +102,20 @@ impl CompletionLogprobs {
             "text_offset": self.text_offset,
         })
     }
+}
+
+/// Where each token of a prompt begins in the prompt's text, in characters. What the tokenizer puts in front of a text, a begin token or
+/// a space, is not in it: such a token begins at 0, as the first one of the text does.
+fn offsets_in(echo: &str, tokens: &[TokenId], text: &TextModel) -> Vec<usize> {
+    let all = text.decode(tokens, true).chars().count();
+    let in_front = all.saturating_sub(echo.chars().count());
+    let (mut decoder, mut sink) = (Utf8Decoder::default(), String::new());
+    let offset = |token: &TokenId| {
+        let offset = decoder.chars().saturating_sub(in_front);
+        decoder.push(text.codec().token_bytes(*token).unwrap_or_default(), &mut sink);
+        offset
+    };
+    tokens.iter().map(offset).collect()
 }
 
 /// `{"content": [{token, logprob, bytes, top_logprobs}]}` of some tokens of one chat choice.
@@ -216,5 +228,29 @@ impl Serialize for PromptToken<'_> {
             };
             (id.0, alternative)
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_count_the_characters_of_the_echoed_text() {
+        let text = TextModel::open(&model_files::test_kit::model_path(), None).expect("the real model");
+        let encode = |text_of: &str| text.codec().encode(text_of, false, usize::MAX).expect("is encoded");
+        let written = encode("Köln is big");
+        let plain = offsets_in("Köln is big", &written, &text);
+        assert_eq!(plain.first(), Some(&0));
+        assert_eq!(plain.last(), Some(&7), "where ` big` begins: {plain:?}");
+        // A begin token that the server has put in front.
+        let begin = encode("<|im_start|>");
+        assert_eq!(begin.len(), 1);
+        let with_begin = offsets_in("Köln is big", &[begin.clone(), written.clone()].concat(), &text);
+        assert_eq!(with_begin[1..], plain);
+        assert_eq!(with_begin[0], 0);
+        // One that the client wrote is a part of the text.
+        let own = offsets_in("<|im_start|>Köln is big", &[begin, written].concat(), &text);
+        assert_eq!((own[0], own[1]), (0, "<|im_start|>".len()));
     }
 }

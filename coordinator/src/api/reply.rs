@@ -174,9 +174,8 @@ impl Reply {
     fn completion_logprobs(&self, run: &Run, steps: &[OutToken], prompt: usize) -> Value {
         let mut lists = CompletionLogprobs::default();
         let echo = self.echo.get(prompt).and_then(Option::as_deref);
-        if echo.is_some() && steps.first().is_some_and(|step| step.is_first) {
-            let prompt = &run.prompts[prompt];
-            lists.push_prompt(&self.text, prompt);
+        if let Some(echo) = echo.filter(|_| steps.first().is_some_and(|step| step.is_first)) {
+            lists.push_prompt(&self.text, &run.prompts[prompt], echo);
         }
         let offset = echo.map_or(0, |echo| echo.chars().count());
         for step in steps {
