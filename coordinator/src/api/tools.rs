@@ -18,7 +18,7 @@ use super::limits::{TOOL_NAME_CHARS_MAX, TOOL_VALUES_MAX, TOOLS_MAX};
 
 /// Calls that one answer may have when it must have some. A small model would go on until its budget is used up.
 const REQUIRED_CALLS_MAX: usize = 4;
-/// The schema of a function that has none.
+/// The schema of a function that has none, or an empty one.
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
 
 #[derive(Debug, Default, Deserialize)]
@@ -283,7 +283,10 @@ impl GivenFunction {
     }
 
     fn parameters(&self) -> &str {
-        self.parameters.as_ref().map_or(NO_PARAMETERS, |schema| schema.get())
+        let written = self.parameters.as_ref().map(|schema| schema.get());
+        // As a schema `{}` allows numbers and texts, too. Whoever writes it for a function means that it has no parameters.
+        let has_fields = |text: &&str| !text.chars().all(|c| matches!(c, '{' | '}') || c.is_ascii_whitespace());
+        written.filter(has_fields).unwrap_or(NO_PARAMETERS)
     }
 
     /// Of an object that calls it. No character of a name needs an escape.
@@ -419,6 +422,18 @@ mod tests {
         let parameters = r#"{"type":"object","properties":{"з":{"type":"string"}}}"#;
         assert_eq!(grammar(ToolChoice::Named("f".to_owned())), parameters);
         assert!(grammar(ToolChoice::Required).contains(&format!(r#""arguments":{parameters}"#)));
+    }
+
+    #[test]
+    fn a_function_with_an_empty_schema_is_called_with_an_object() {
+        for parameters in ["{}", "{ \n}", "null"] {
+            let tools = format!(r#"[{{"type": "function", "function": {{"name": "f", "parameters": {parameters}}}}}]"#);
+            let tools = serde_json::from_str(&tools).expect("tools");
+            let choice = Some(ToolChoice::Named("f".to_owned()));
+            let given = GivenTools::new(Some(tools), choice).expect("tools").expect("some");
+            let wanted = OutputGrammar::JsonSchema(NO_PARAMETERS.into());
+            assert_eq!(given.grammar(true), Some(wanted), "{parameters}");
+        }
     }
 
     #[test]
