@@ -81,11 +81,11 @@ impl CompletionLogprobs {
             }
             Some(entry) => {
                 self.token_logprobs.push(finite(entry.logprob));
-                let mut top: Map<String, Value> = entry
-                    .top
-                    .iter()
-                    .map(|(id, logprob)| (token_text(text, *id), finite(*logprob)))
-                    .collect();
+                let mut top = Map::new();
+                for (id, logprob) in &entry.top {
+                    // Tokens may have the same text, such as a letter and its byte. The better one counts, and it comes first.
+                    top.entry(token_text(text, *id)).or_insert_with(|| finite(*logprob));
+                }
                 // The chosen token is always in the list, also when it was not among the best.
                 top.entry(string.clone()).or_insert_with(|| finite(entry.logprob));
                 self.top_logprobs.push(Value::Object(top));
@@ -234,6 +234,21 @@ impl Serialize for PromptToken<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_alternatives_with_the_same_text_the_best_one_is_shown() {
+        let text = TextModel::open(&model_files::test_kit::model_path(), None).expect("the real model");
+        let (one, other) = (TokenId(100), TokenId(200));
+        let entry = TokenLogprobs {
+            logprob: -0.5,
+            top: vec![(one, -0.5), (other, -1.0), (one, -2.0)],
+        };
+        let mut lists = CompletionLogprobs::default();
+        lists.push(&text, one, Some(&entry), 0);
+        let wanted = [(token_text(&text, one), -0.5), (token_text(&text, other), -1.0)];
+        let wanted: Value = wanted.into_iter().collect();
+        assert_eq!(lists.into_value()["top_logprobs"][0], wanted);
+    }
 
     #[test]
     fn offsets_count_the_characters_of_the_echoed_text() {
