@@ -112,19 +112,13 @@ impl Run {
             .zip(input.submissions)
             .map(|(request, submission)| {
                 let submit = state.submit.clone();
+                let positions = request.prompt_logprobs.map_or(0, |_| request.prompt.len());
                 PromptRun {
                     leg: RunState::Submitting(Box::pin(async move { submit.submit(submission).await })),
                     choices: (0..request.choice_count)
                         .map(|_| ChoiceText::new(&input.stop_strings, request.stop.min_tokens))
                         .collect(),
-                    prompt_logprobs: vec![
-                        None;
-                        if request.prompt_logprobs.is_some() {
-                            request.prompt.len()
-                        } else {
-                            0
-                        }
-                    ],
+                    prompt_logprobs: vec![None; positions],
                     request,
                     placement: None,
                     summary: RequestSummary::default(),
@@ -312,11 +306,8 @@ impl PromptRun {
         let RunState::Running(handle) = &mut self.leg else {
             return Poll::Pending;
         };
-        if let Poll::Ready(event) = pin!(handle.next()).poll(cx) {
-            let gone = || RequestError::Internal("the coordinator's control loop stopped".to_owned()).into();
-            return Poll::Ready(event.ok_or_else(gone));
-        }
-        Poll::Pending
+        let gone = || RequestError::Internal("the coordinator's control loop stopped".to_owned()).into();
+        pin!(handle.next()).poll(cx).map(|event| event.ok_or_else(gone))
     }
 
     fn note_prompt(&mut self, first_position: u32, tokens: Vec<TokenLogprobs>) {
