@@ -212,9 +212,10 @@ impl IntoResponse for ApiError {
             headers.insert(SHOULD_RETRY, HeaderValue::from_static(should_retry));
         }
         if let Retry::After(wait) = self.retry {
-            let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+            // Rounded up: who comes back a part of a millisecond too early is refused again.
+            let ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
             headers.insert(RETRY_AFTER_MS, HeaderValue::from(ms));
-            // Whole seconds, rounded up: the header has no fractions.
+            // Whole seconds: the header has no fractions.
             headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000).max(1)));
         }
         response
@@ -377,5 +378,24 @@ pub fn short(text: &str) -> String {
     match text.char_indices().nth(CHARS_MAX) {
         None => text.to_owned(),
         Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_told_to_come_back_too_early() {
+        for (wait_us, ms, s) in [(400, "1", "1"), (1_666_600, "1667", "2"), (2_000_000, "2000", "2")] {
+            let error = ApiError {
+                retry: Retry::After(Duration::from_micros(wait_us)),
+                ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "wait")
+            };
+            let response = error.into_response();
+            let told = |name: HeaderName| response.headers().get(name).cloned();
+            assert_eq!(told(RETRY_AFTER_MS), Some(HeaderValue::from_static(ms)));
+            assert_eq!(told(header::RETRY_AFTER), Some(HeaderValue::from_static(s)));
+        }
     }
 }
