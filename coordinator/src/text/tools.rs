@@ -118,10 +118,7 @@ impl ToolCall {
         let name = value.get("name")?.as_str()?;
         names.iter().any(|known| known == name).then(|| Self {
             name: name.to_owned(),
-            arguments: match arguments {
-                Value::String(text) => text.clone(),
-                arguments => arguments.to_string(),
-            },
+            arguments: arguments_text(arguments),
         })
     }
 
@@ -244,6 +241,16 @@ impl ToolCallReader {
             false => vec![Piece::Text(std::mem::take(&mut self.space) + &text)],
         }
     }
+}
+
+/// Clients parse the arguments of a call and expect an object, also where the model wrote that there are none.
+fn arguments_text(arguments: &Value) -> String {
+    let text = match arguments {
+        Value::String(text) => text.clone(),
+        arguments => arguments.to_string(),
+    };
+    let is_none = matches!(text.trim(), "" | "null");
+    if is_none { "{}".to_owned() } else { text }
 }
 
 fn objects(text: &str, names: &[String]) -> Option<Vec<ToolCall>> {

@@ -61,6 +61,11 @@ fn outputs_of_qwen_and_hermes_are_read() {
     let list =
         "<tool_call>[{\"name\": \"a\", \"arguments\": {\"x\": 1}}, {\"name\": \"b\", \"arguments\": {}}]</tool_call>";
     assert_reads(ToolFormat::Tagged, list, &[call("a", r#"{"x":1}"#), call("b", "{}")]);
+    // No arguments are an object without fields.
+    for none in ["null", "\"\"", "\" null\"", "{}"] {
+        let bare = format!("<tool_call>{{\"name\": \"clock\", \"arguments\": {none}}}</tool_call>");
+        assert_reads(ToolFormat::Tagged, &bare, &[call("clock", "{}")]);
+    }
     // The end of the answer ends a call, too.
     let cut = "<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n";
     assert_reads(ToolFormat::Tagged, cut, &[call("clock", "{}")]);
