@@ -121,7 +121,7 @@ fn context_words(limit: u32) -> String {
 #[derive(Clone, Copy, Debug)]
 pub struct Tokenizing {
     pub tokens_max: usize,
-    /// Only the last so many tokens of a prompt are kept.
+    /// Only the last so many tokens of a prompt are kept, a begin token in front of them included.
     pub kept_max: Option<usize>,
     /// A prompt gets the special tokens unless the client says otherwise. A chat does not: its template has them.
     pub add_special: Option<bool>,
@@ -147,21 +147,22 @@ impl Tokenizing {
     }
 
     fn prompt(self, text: &TextModel, source: PromptSource) -> Result<Prompt, TextError> {
-        let (tokens, string) = match source {
+        let (tokens, string, add_special) = match source {
             PromptSource::Text(string) => {
                 let add_special = self.add_special.unwrap_or(true);
                 let tokens = text.codec().encode(&string, add_special, self.tokens_max)?;
-                (tokens, Some(string))
+                (tokens, Some(string), add_special)
             }
-            PromptSource::Tokens(ids) => (ids, None),
+            PromptSource::Tokens(ids) => (ids, None, false),
         };
-        let kept = self.kept(&tokens);
-        let whole = string.filter(|_| kept.len() == tokens.len());
+        let count = tokens.len();
+        let (kept, in_front) = self.kept(text, tokens, add_special);
+        let whole = string.filter(|_| kept.len() == count);
         // A prompt beyond the context is refused by its number of tokens. Its text may be a hundred times as long as its ids.
         let is_shown = self.echo && kept.len() <= text.max_model_tokens as usize;
         Ok(Prompt {
+            echo_text: is_shown.then(|| whole.unwrap_or_else(|| text.decode(&kept[in_front..], true))),
             tokens: Arc::from(kept),
-            echo_text: is_shown.then(|| whole.unwrap_or_else(|| text.decode(kept, true))),
         })
     }
 
@@ -180,16 +181,32 @@ impl Tokenizing {
             None => text.codec().encode(&rendered, limits.0, limits.1)?,
             Some(mark) => text.codec().encode_hidden(&rendered, mark, limits)?,
         };
+        let (kept, _) = self.kept(text, tokens, limits.0);
         Ok(Prompt {
-            tokens: Arc::from(self.kept(&tokens)),
+            tokens: Arc::from(kept),
             echo_text: None,
         })
     }
 
-    fn kept(self, tokens: &[TokenId]) -> &[TokenId] {
-        let kept = self.kept_max.unwrap_or(tokens.len()).min(tokens.len());
-        &tokens[tokens.len() - kept..]
+    /// The last tokens of a prompt, and how many tokens of the tokenizer stand in front of them: where it has put a begin token in
+    /// front of a text that is cut, it stays there. vLLM does the same, and some models say nothing sensible without it.
+    fn kept(self, text: &TextModel, tokens: Vec<TokenId>, add_special: bool) -> (Vec<TokenId>, usize) {
+        match self.kept_max.filter(|most| *most < tokens.len()) {
+            None => (tokens, 0),
+            Some(most) => {
+                let begin = add_special && text.codec().info().adds_begin;
+                cut(tokens, most, usize::from(begin))
+            }
+        }
     }
+}
+
+/// The last tokens of a prompt that has more than `most`. The first `in_front` of all stay, if there is room for another one.
+fn cut(mut tokens: Vec<TokenId>, most: usize, in_front: usize) -> (Vec<TokenId>, usize) {
+    let in_front = in_front.min(most.saturating_sub(1));
+    let surplus = tokens.len().saturating_sub(most);
+    tokens.drain(in_front..in_front + surplus);
+    (tokens, in_front)
 }
 
 /// The prompt up to the end of the last message's content, without what the template writes after it. A mark that is in no text
@@ -378,6 +395,17 @@ mod tests {
         };
         assert!(has_text(16));
         assert!(!has_text(17), "it is refused, and its text with it");
+    }
+
+    #[test]
+    fn a_begin_token_stays_in_front_of_a_prompt_that_is_cut() {
+        let tokens = || (0..5).map(TokenId).collect::<Vec<_>>();
+        let ids =
+            |(tokens, in_front): (Vec<TokenId>, usize)| (tokens.iter().map(|id| id.0).collect::<Vec<_>>(), in_front);
+        assert_eq!(ids(cut(tokens(), 3, 1)), (vec![0, 3, 4], 1));
+        assert_eq!(ids(cut(tokens(), 3, 0)), (vec![2, 3, 4], 0));
+        assert_eq!(ids(cut(tokens(), 1, 1)), (vec![4], 0), "there is no room for both");
+        assert_eq!(ids(cut(tokens(), 4, 1)), (vec![0, 2, 3, 4], 1));
     }
 
     #[test]
