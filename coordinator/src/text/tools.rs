@@ -51,7 +51,7 @@ impl Chat {
     /// The same for a template that knows no tools: they stand in the system message, calls in the text, results in messages of
     /// the user. The model has not been trained for it, so it follows at best roughly.
     pub fn with_tools_as_text(&self) -> Self {
-        let mut messages: Vec<Value> = self.messages.iter().map(as_text).collect();
+        let mut messages = self.messages_as_text();
         if !self.tools.is_empty() {
             self.order_calls(&mut messages);
         }
@@ -59,6 +59,22 @@ impl Chat {
             messages,
             tools: Vec::new(),
         }
+    }
+
+    /// Results that follow one another are one message: many templates take no two messages of the user in a row.
+    fn messages_as_text(&self) -> Vec<Value> {
+        let mut messages: Vec<Value> = Vec::new();
+        let mut is_behind_result = false;
+        for message in &self.messages {
+            let (is_result, text) = (message["role"] == "tool", as_text(message));
+            if is_result && is_behind_result {
+                add_line(messages.last_mut(), &text);
+            } else {
+                messages.push(text);
+            }
+            is_behind_result = is_result;
+        }
+        messages
     }
 
     /// Puts the tools into the system message.
@@ -76,6 +92,15 @@ impl Chat {
             }
             None => messages.insert(0, json!({"role": "system", "content": orders})),
         }
+    }
+}
+
+/// Adds the content of a message to the one before it.
+fn add_line(before: Option<&mut Value>, message: &Value) {
+    let before = before.and_then(|before| before.get_mut("content"));
+    if let (Some(Value::String(before)), Some(content)) = (before, message["content"].as_str()) {
+        before.push('\n');
+        before.push_str(content);
     }
 }
 

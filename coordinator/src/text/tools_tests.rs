@@ -164,6 +164,31 @@ fn without_a_place_in_the_template_tools_become_text() {
 }
 
 #[test]
+fn results_that_follow_one_another_are_one_message_of_the_user() {
+    let result = |content: &str| json!({"role": "tool", "content": content, "tool_call_id": "1"});
+    let said = |role: &str| json!({"role": role, "content": role});
+    let chat = Chat {
+        messages: vec![
+            said("user"),
+            said("assistant"),
+            result("a"),
+            result("b"),
+            result("c"),
+            said("assistant"),
+            result("d"),
+        ],
+        tools: Vec::new(),
+    };
+    let messages = chat.with_tools_as_text().messages;
+    let roles: Vec<_> = messages.iter().map(|message| message["role"].as_str()).collect();
+    let (user, assistant) = (Some("user"), Some("assistant"));
+    assert_eq!(roles, [user, assistant, user, assistant, user]);
+    let all = "<tool_response>a</tool_response>\n<tool_response>b</tool_response>\n<tool_response>c</tool_response>";
+    assert_eq!(messages[2]["content"], all);
+    assert_eq!(messages[4]["content"], "<tool_response>d</tool_response>");
+}
+
+#[test]
 fn calls_and_results_become_text_also_where_the_tools_were_left_out() {
     let call = json!({"id": "1", "type": "function", "function": {"name": "clock", "arguments": {"zone": "CET"}}});
     let chat = Chat {
