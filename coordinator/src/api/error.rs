@@ -12,9 +12,9 @@ use serving_core::request::{QueueLimit, RejectReason, RequestError};
 
 use crate::request_handle::{Readiness, Rejected};
 
-const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+pub(super) const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 /// OpenAI's SDKs read this header. It overrides their own rule, which retries 408, 409, 429 and 5xx.
-const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+pub(super) const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 /// What a client is told when the policy gave no time. A membership lease is a few seconds, so 1 s sees a returning node
 /// soon.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use service_runtime::http_guard::{GuardRefusal, WebOrigin};
 use tower_http::cors::{AllowHeaders, CorsLayer};
 
-use super::error::ApiError;
+use super::error::{ApiError, RETRY_AFTER_MS, SHOULD_RETRY};
 use super::{PROCESSING_MS, TRACEPARENT};
 use crate::api::record::REQUEST_ID;
 
@@ -28,7 +28,14 @@ pub fn cors(origins: &[WebOrigin]) -> Option<CorsLayer> {
         // SDKs send headers of their own, and new ones with each version.
         .allow_headers(AllowHeaders::mirror_request())
         .allow_private_network(true)
-        .expose_headers([REQUEST_ID, TRACEPARENT, PROCESSING_MS, header::RETRY_AFTER])
+        .expose_headers([
+            REQUEST_ID,
+            TRACEPARENT,
+            PROCESSING_MS,
+            header::RETRY_AFTER,
+            RETRY_AFTER_MS,
+            SHOULD_RETRY,
+        ])
         .max_age(PREFLIGHT_KEPT);
     (!origins.is_empty()).then(|| layer.allow_origin(origins))
 }

@@ -192,7 +192,7 @@ pub struct ChatMessage {
     function_call: Option<Unsupported>,
 }
 
-/// A string, or a list of text parts that are joined.
+/// A string, or a list of text parts: one line break stands between two of them, as in vLLM and llama.cpp.
 #[derive(Debug)]
 pub struct Content(pub String);
 
@@ -225,7 +225,10 @@ impl<'de> Deserialize<'de> for Content {
         let wanted = "a string or a list of text parts";
         match Given::<Part>::read(deserializer, &wanted, usize::MAX)? {
             Given::Text(text) => Ok(Self(text)),
-            Given::List(parts) => Ok(Self(parts.into_iter().map(|part| part.0).collect())),
+            Given::List(parts) => {
+                let texts: Vec<String> = parts.into_iter().map(|part| part.0).collect();
+                Ok(Self(texts.join("\n")))
+            }
             other => Err(other.is_not(&wanted)),
         }
     }

@@ -51,7 +51,7 @@ async fn messages_in_all_their_forms() {
     let server = Server::saying("x").await;
     let messages = json!([
         {"role": "developer", "content": "be brief", "name": null, "tool_calls": null},
-        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
         {"role": "assistant", "content": "", "refusal": null},
     ]);
     chat(
@@ -61,7 +61,7 @@ async fn messages_in_all_their_forms() {
     .await;
     assert_eq!(
         server.prompt_text(),
-        "[system]be brief[user]one two[assistant][assistant]"
+        "[system]be brief[user]one\ntwo[assistant][assistant]"
     );
 }
 

@@ -106,7 +106,11 @@ async fn the_pages_of_a_chosen_origin_may_ask_and_read() {
         (answer.status, answer.header("access-control-allow-origin")),
         (200, CHOSEN_ORIGIN)
     );
-    assert!(answer.header("access-control-expose-headers").contains("x-request-id"));
+    let exposed = answer.header("access-control-expose-headers");
+    // OpenAI's client for JavaScript reads these two in a browser, too.
+    for name in ["x-request-id", "retry-after-ms", "x-should-retry"] {
+        assert!(exposed.contains(name), "{exposed}");
+    }
     // A refusal can be read there, too.
     let answer = complete(&server, &[headers[0], headers[1], ("content-type", "text/plain")]).await;
     assert_eq!(
