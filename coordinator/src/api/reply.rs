@@ -145,6 +145,7 @@ impl Reply {
             delta: None,
             logprobs,
             finish_reason,
+            stop_reason: finish.map(|_| steps.last().and_then(|step| step.stop_reason.clone())),
             token_ids: wants_ids.then(|| {
                 steps
                     .iter()

@@ -18,7 +18,7 @@ use super::limits::{LATE_REPORTS_WAIT_MAX, REPORTS_WAIT_MAX};
 use super::record::RequestRecord;
 use crate::records::prompts::PromptRecord;
 use crate::request_handle::{ClientEvent, Placement, Rejected, RequestHandle, RequestSummary, Submission, TokenTimes};
-use crate::text::{ChoiceText, TextModel};
+use crate::text::{ChoiceText, StopReason, TextModel};
 
 /// One step of one choice, in the form in which the client sees it.
 #[derive(Clone, Debug)]
@@ -35,6 +35,7 @@ pub struct OutToken {
     pub text_offset: usize,
     pub logprobs: Option<TokenLogprobs>,
     pub finish: Option<FinishReason>,
+    pub stop_reason: Option<StopReason>,
     /// The moments of this token in the node, here and at the client.
     pub times: TokenTimes,
 }
@@ -352,6 +353,7 @@ impl PromptRun {
             text_offset: step.text_offset,
             logprobs: event.logprobs,
             finish: step.finish,
+            stop_reason: step.stop_reason,
             times,
         }))
     }
@@ -390,6 +392,7 @@ impl PromptRun {
                 text_offset: 0,
                 logprobs: None,
                 finish: Some(FinishReason::Length),
+                stop_reason: None,
                 times: TokenTimes::received(Instant::now()),
             })
             .collect())

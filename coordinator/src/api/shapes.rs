@@ -18,6 +18,7 @@ use super::facts::Reader;
 use super::logprobs::PromptLogprobs;
 use super::run::PromptRun;
 use crate::records::shape::{Serving, ms};
+use crate::text::StopReason;
 
 /// What every chunk of an answer repeats.
 #[derive(Clone, Debug, Serialize)]
@@ -63,6 +64,9 @@ pub struct ChoiceBody {
     pub delta: Option<Message>,
     pub logprobs: Option<Value>,
     pub finish_reason: Option<&'static str>,
+    /// Of a choice that has ended; null unless something that the client asked for ended it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<Option<StopReason>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,6 +1,7 @@
 //! The text of one choice while its tokens come in: bytes become characters, and stop strings are found, cut off, and held
 //! back while they may begin. Everything about stop strings is here, from the field `stop` to the end of the choice.
 
+use serde::Serialize;
 use serving_core::request::{FinishReason, TokenEvent};
 
 use super::TextModel;
@@ -25,6 +26,14 @@ impl StopStrings {
     }
 }
 
+/// What a client asked for that ended its choice, as the field `stop_reason` of vLLM has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    Token(u32),
+    Text(String),
+}
+
 /// What one token did to its choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextStep {
@@ -33,6 +42,8 @@ pub struct TextStep {
     /// Characters of generated text before this token, including text that is held back.
     pub text_offset: usize,
     pub finish: Option<FinishReason>,
+    /// `None` also for a choice that ended by itself, or at its limit.
+    pub stop_reason: Option<StopReason>,
     /// A stop string ended the choice, and the nodes do not know that yet.
     pub ends_here: bool,
 }
@@ -79,11 +90,12 @@ impl ChoiceText {
         let is_hidden = is_end || model.codec().is_special(token.token);
         let bytes = model.codec().token_bytes(token.token).filter(|_| !is_hidden);
         let text_offset = self.decoder.chars();
-        let (text, is_stopped) = self.push(bytes.unwrap_or_default(), token.finish.is_some());
-        let finish = if is_stopped {
-            Some(FinishReason::StopString)
-        } else {
-            token.finish
+        let (text, stopped_by) = self.push(bytes.unwrap_or_default(), token.finish.is_some());
+        let is_stopped = stopped_by.is_some();
+        let (finish, stop_reason) = match (stopped_by, token.finish) {
+            (Some(stop), _) => (Some(FinishReason::StopString), Some(StopReason::Text(stop))),
+            (None, Some(FinishReason::StopToken(id))) => (token.finish, Some(StopReason::Token(id.0))),
+            (None, finish) => (finish, None),
         };
         self.tokens += 1;
         self.is_finished = finish.is_some();
@@ -91,25 +103,26 @@ impl ChoiceText {
             text,
             text_offset,
             finish,
+            stop_reason,
             ends_here: is_stopped && token.finish.is_none(),
         }))
     }
 
-    /// `is_last`: no token follows, so nothing is held back any more.
-    fn push(&mut self, bytes: &[u8], is_last: bool) -> (String, bool) {
+    /// The text, and the stop string that ends it. `is_last`: no token follows, so nothing is held back any more.
+    fn push(&mut self, bytes: &[u8], is_last: bool) -> (String, Option<String>) {
         let mut decoded = String::new();
         self.decoder.push(bytes, &mut decoded);
         if is_last {
             self.decoder.finish(&mut decoded);
         }
-        let (mut text, is_stopped) = match self.tokens < self.min_tokens {
-            true => (self.stops.push_exempt(&decoded), false),
+        let (mut text, stopped_by) = match self.tokens < self.min_tokens {
+            true => (self.stops.push_exempt(&decoded), None),
             false => self.stops.push(decoded),
         };
-        if is_last && !is_stopped {
+        if is_last && stopped_by.is_none() {
             text.push_str(&self.stops.finish());
         }
-        (text, is_stopped)
+        (text, stopped_by)
     }
 }
 
@@ -142,18 +155,19 @@ impl StopMatcher {
         text
     }
 
-    /// The text that certainly stands before any stop string, and whether one was completed. Nothing more may be pushed then.
-    fn push(&mut self, piece: String) -> (String, bool) {
+    /// The text that certainly stands before any stop string, and the one that was completed. Nothing more may be pushed then.
+    fn push(&mut self, piece: String) -> (String, Option<String>) {
         if self.stops.is_empty() {
-            return (piece, false);
+            return (piece, None);
         }
         self.held.push_str(&piece);
-        if let Some(start) = self.first_match() {
+        if let Some((start, stop)) = self.first_match() {
+            let stop = stop.to_owned();
             let mut text = std::mem::take(&mut self.held);
             text.truncate(start);
-            return (text, true);
+            return (text, Some(stop));
         }
-        (self.give_out(), false)
+        (self.give_out(), None)
     }
 
     /// All but the end with which a stop string could begin.
@@ -169,15 +183,16 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
-    fn first_match(&self) -> Option<usize> {
-        let found = |stop: &String| {
+    /// Where it begins, and which one it is.
+    fn first_match(&self) -> Option<(usize, &str)> {
+        let found = self.stops.iter().filter_map(|stop| {
             // One that ends behind the exempt bytes.
             let earliest = (self.exempt_bytes + 1).saturating_sub(stop.len());
             let from = (earliest..self.held.len()).find(|at| self.held.is_char_boundary(*at))?;
             let start = from + self.held[from..].find(stop.as_str())?;
-            Some((start + stop.len(), start))
-        };
-        self.stops.iter().filter_map(found).min().map(|(_, start)| start)
+            Some((start + stop.len(), start, stop.as_str()))
+        });
+        found.min().map(|(_, start, stop)| (start, stop))
     }
 
     /// Byte offset of the longest tail that is a proper beginning of a stop string; the text's length when none is.
@@ -300,13 +315,15 @@ mod tests {
             let last = choice.take(&model, &event(1, stop, Some(finish)));
             let last = last.expect("in order").expect("is the last");
             assert!(choice.is_finished());
-            (last.text, last.finish)
+            (last.text, last.finish, last.stop_reason)
         };
         let stopped = FinishReason::StopToken(stop);
-        assert_eq!(last(stopped), ("o".to_owned(), Some(stopped)));
+        let by_token = Some(StopReason::Token(stop.0));
+        assert_eq!(last(stopped), ("o".to_owned(), Some(stopped), by_token));
         // Without it the same token completes a stop string.
         let cut = last(FinishReason::Length);
-        assert_eq!(cut, (String::new(), Some(FinishReason::StopString)));
+        let by_text = Some(StopReason::Text("o.".to_owned()));
+        assert_eq!(cut, (String::new(), Some(FinishReason::StopString), by_text));
     }
 
     #[test]
@@ -330,7 +347,7 @@ mod tests {
     fn a_stop_string_completed_by_the_last_token_still_stops() {
         let mut choice = ChoiceText::new(&["END".to_owned()], 0);
         assert_eq!(choice.push(b"yes E", false).0, "yes ");
-        assert_eq!(choice.push(b"ND", true), (String::new(), true));
+        assert_eq!(choice.push(b"ND", true), (String::new(), Some("END".to_owned())));
     }
 
     #[test]
@@ -348,9 +365,9 @@ mod tests {
         let mut matcher = StopMatcher::new(stops);
         let mut text = String::new();
         for piece in pieces {
-            let (out, is_stopped) = matcher.push((*piece).to_owned());
+            let (out, stopped_by) = matcher.push((*piece).to_owned());
             text.push_str(&out);
-            if is_stopped {
+            if stopped_by.is_some() {
                 return (text, true);
             }
         }
@@ -395,14 +412,14 @@ mod tests {
         let mut matcher = StopMatcher::new(&strings(&["ab", "abc", "€€"]));
         assert_eq!(matcher.push_exempt("ab€€x"), "ab€€x");
         assert_eq!(matcher.push_exempt("yab"), "y", "abc may still come");
-        assert_eq!(matcher.push("d".to_owned()), ("abd".to_owned(), false));
+        assert_eq!(matcher.push("d".to_owned()), ("abd".to_owned(), None));
         assert_eq!(matcher.push_exempt("zab"), "z");
-        assert_eq!(matcher.push("c".to_owned()), (String::new(), true));
+        assert_eq!(matcher.push("c".to_owned()), (String::new(), Some("abc".to_owned())));
         let mut matcher = StopMatcher::new(&strings(&["€€"]));
         assert_eq!(matcher.push_exempt("€€€"), "€€");
-        assert_eq!(matcher.push("x".to_owned()), ("€x".to_owned(), false));
+        assert_eq!(matcher.push("x".to_owned()), ("€x".to_owned(), None));
         assert_eq!(matcher.push_exempt("€"), "");
-        assert_eq!(matcher.push("€€".to_owned()), (String::new(), true));
+        assert_eq!(matcher.push("€€".to_owned()), (String::new(), Some("€€".to_owned())));
     }
 
     #[test]

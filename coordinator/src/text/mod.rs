@@ -11,7 +11,7 @@ use std::fmt;
 use serving_core::ids::TokenId;
 use thiserror::Error;
 
-pub use choice::{ChoiceText, STOP_STRINGS_MAX, StopStrings, Utf8Decoder};
+pub use choice::{ChoiceText, STOP_STRINGS_MAX, StopReason, StopStrings, Utf8Decoder};
 pub use hidden::TextOf;
 pub(crate) use hidden::hide_control;
 pub use served::OpenModelError;

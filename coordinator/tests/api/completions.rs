@@ -318,7 +318,10 @@ async fn stop_strings_cut_and_close_each_choice() {
     let body = complete(&server, json!({"stop": ["STOP", "\n\n"], "n": 2})).await;
     assert_eq!(body["choices"][0]["text"], "one ");
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    assert_eq!(body["choices"][0]["stop_reason"], "STOP");
     assert_eq!(body["choices"][1]["text"], "no end");
+    // It ended by its end token.
+    assert_eq!(body["choices"][1].get("stop_reason"), Some(&Value::Null));
     // Delivered: "one STOP" (8) and "no end" with its end token (7).
     assert_eq!(body["usage"]["completion_tokens"], 15);
     let finished = server.heard.lock().unwrap().finished.clone();
