@@ -222,6 +222,18 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_registers_blocks_of_any_size_stops_no_coordinator() {
+        let mut r = request(1, 40, 5_000);
+        r.choice_count = 3;
+        let huge = NodeCapacity {
+            block_tokens: u32::MAX,
+            ..capacity()
+        };
+        // The block of the prompt, and a copy of it for each of the other choices.
+        assert_eq!(decode_permit(&r, &huge), 1 + 2);
+    }
+
+    #[test]
     fn what_a_node_would_cut_needs_no_blocks() {
         let mut r = request(1, 40, 5_000);
         let short = NodeCapacity {

@@ -47,7 +47,9 @@ fn growth_blocks_total(request: &Request, block_tokens: u32) -> u64 {
 /// the prompt's partial last block, every other choice needs a copy of it.
 pub(crate) fn growth_blocks(request: &Request, block_tokens: u32, is_first_choice: bool) -> u32 {
     let prompt = request.prompt_tokens();
-    let room = request.remaining_tokens().min(GROWTH_BLOCKS * block_tokens);
+    // A node registers the size of its blocks, and a coordinator must not stop at a wrong one.
+    let growth = GROWTH_BLOCKS.saturating_mul(block_tokens);
+    let room = request.remaining_tokens().min(growth);
     if room == 0 {
         return 0;
     }
