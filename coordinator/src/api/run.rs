@@ -280,7 +280,8 @@ impl Run {
             .sum()
     }
     pub fn cached_tokens(&self) -> u32 {
-        self.prompts.iter().map(|prompt| prompt.summary.cached_tokens).sum()
+        let cached = self.prompts.iter().map(|prompt| prompt.summary.cached_tokens);
+        cached.fold(0, u32::saturating_add)
     }
 }
 

@@ -98,7 +98,7 @@ impl Ring {
             last_seq: seq,
         });
         entry.last_seq = entry.last_seq.max(seq);
-        entry.totals.kv_bytes += kv_bytes;
+        entry.totals.kv_bytes = entry.totals.kv_bytes.saturating_add(kv_bytes);
         entry.totals.handoffs += 1;
     }
 }

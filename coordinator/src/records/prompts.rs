@@ -42,11 +42,12 @@ impl RequestSummary {
             ..leading.clone()
         };
         for one in all {
-            whole.cached_tokens += one.cached_tokens;
-            whole.preemptions += one.preemptions;
+            // Nodes report these numbers, and a wrong one must not end the request.
+            whole.cached_tokens = whole.cached_tokens.saturating_add(one.cached_tokens);
+            whole.preemptions = whole.preemptions.saturating_add(one.preemptions);
             whole.drafted_tokens = whole.drafted_tokens.saturating_add(one.drafted_tokens);
             whole.accepted_tokens = whole.accepted_tokens.saturating_add(one.accepted_tokens);
-            whole.kv_bytes += one.kv_bytes;
+            whole.kv_bytes = whole.kv_bytes.saturating_add(one.kv_bytes);
             whole.attempts = whole.attempts.max(one.attempts);
             whole.failed_legs.extend_from_slice(&one.failed_legs);
         }
@@ -91,5 +92,16 @@ mod tests {
             ..first.clone()
         };
         assert_eq!(whole, expected);
+    }
+
+    #[test]
+    fn counts_that_no_node_can_have_end_no_request() {
+        let wrong = RequestSummary {
+            cached_tokens: u32::MAX,
+            preemptions: u32::MAX,
+            kv_bytes: u64::MAX,
+            ..RequestSummary::default()
+        };
+        assert_eq!(RequestSummary::of_all(&wrong, [&wrong, &wrong].into_iter()), wrong);
     }
 }

@@ -197,6 +197,22 @@ fn each_prompt_of_a_request_counts_for_its_own_pair() {
 }
 
 #[test]
+fn bytes_that_no_node_can_have_moved_end_no_request() {
+    let store = RecordStore::new(RecordLimits::default());
+    for seq in [2, 4] {
+        let mut wrong = detail(seq, 1.0);
+        wrong.summary.serving.kv_bytes = u64::MAX;
+        store.ended(wrong);
+    }
+    let pair = ("prefill-0".to_owned(), "decode-0".to_owned());
+    let totals = PairTotals {
+        kv_bytes: u64::MAX,
+        handoffs: 2,
+    };
+    assert_eq!(store.pairs()[&pair], totals);
+}
+
+#[test]
 fn pairs_of_names_that_do_not_come_again_are_forgotten() {
     let store = RecordStore::new(RecordLimits::default());
     let pairs_max = PAIRS_MAX as u64;

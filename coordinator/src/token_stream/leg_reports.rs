@@ -53,8 +53,8 @@ impl RequestStream {
             return;
         }
         s.clock.node_reported(&finished.timings);
-        s.summary.preemptions += finished.preemptions;
         let summary = &mut s.summary;
+        summary.preemptions = summary.preemptions.saturating_add(finished.preemptions);
         summary.drafted_tokens = summary.drafted_tokens.saturating_add(finished.drafted_tokens);
         summary.accepted_tokens = summary.accepted_tokens.saturating_add(finished.accepted_tokens);
         if s.summary.kv_bytes == 0 {
