@@ -90,7 +90,8 @@ pub struct Config {
     /// prompt; requests are taken either way
     #[arg(long, value_enum, default_value = "ready")]
     pub unsplit_counts_as: UnsplitIs,
-    /// Attempts of one request that may break before it fails, the first included; one that a node refuses does not count
+    /// Attempts of one request that may break before it fails, the first included; one that a node refuses, or that its
+    /// drain ends, does not count
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub attempts_max: u32,
     /// Retries a minute that are always allowed; the budget is one for five requests where that is more

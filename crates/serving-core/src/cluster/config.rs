@@ -31,7 +31,8 @@ pub struct ClusterConfig {
     /// computes a long prompt on a slow machine it may send nothing on the stream for minutes.) It must be longer than the longest step.
     pub stream_silence_max: Duration,
     /// A request fails after so many broken attempts. An attempt that a node refused does not count, because nothing broke:
-    /// `queue_wait_max` limits those.
+    /// `queue_wait_max` limits those. Nor does one that ended with its node's drain: a restart of all nodes, one after the other, uses up
+    /// no attempt of a long answer.
     pub attempts_max: u32,
     /// So many retries a minute are not counted in the budget of PROTOCOL rule 10. With a few requests a minute a ratio alone would
     /// forbid the first retry.

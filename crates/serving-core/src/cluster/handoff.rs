@@ -203,7 +203,9 @@ pub(super) struct AdmittedRequest {
     pub has_prefill_word: bool,
     /// What became of the current attempt's handoff is in the figures.
     pub is_handoff_counted: bool,
-    /// Attempts that broke, not those that a node refused.
+    /// An attempt was not only refused: it ended before its time, by a failure or by the drain of its node.
+    pub was_broken_off: bool,
+    /// Attempts that broke, not those that a node refused or that a drain ended.
     pub broken_attempts: u32,
     /// Those of them in which an engine failed.
     pub engine_failures: u32,
@@ -250,6 +252,7 @@ impl AdmittedRequest {
             was_finished_by_edge: false,
             has_prefill_word: false,
             is_handoff_counted: false,
+            was_broken_off: false,
             broken_attempts: 0,
             engine_failures: 0,
             failure: None,

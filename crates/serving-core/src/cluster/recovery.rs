@@ -200,7 +200,8 @@ impl Cluster {
                 tracked.avoid.nodes.insert(node);
             }
             tracked.engine_failures += u32::from(error.blames_engine());
-            tracked.broken_attempts += 1;
+            tracked.was_broken_off = true;
+            tracked.broken_attempts += u32::from(failure.1 != Retry::Free);
             tracked.failure = Some(failure);
         }
         self.end_attempt(now, key);

@@ -83,7 +83,7 @@ impl Cluster {
             return;
         };
         let waited_ms = u64::try_from(now.since(tracked.queued_since).as_millis()).unwrap_or(u64::MAX);
-        if tracked.broken_attempts > 0 {
+        if tracked.was_broken_off {
             return self.fail(now, request, RequestError::NoPlaceAgain { waited_ms });
         }
         if tracked.placements > 0 {
