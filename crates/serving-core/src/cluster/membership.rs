@@ -17,7 +17,8 @@ use super::prefix_directory::CachedPrefixes;
 
 /// A node that is lost or has left is remembered this long, so that dashboards can show it.
 const OVER_KEPT: Duration = Duration::from_secs(600);
-/// Names remembered at most, live ones included: a bound against nodes that join under ever new names.
+/// Names remembered at most, live ones included: a bound against nodes that join under ever new names. The name that has been over for
+/// longest makes room for a new one.
 const NODES_MAX: usize = 1024;
 
 /// What a join did besides adding the node.
@@ -88,7 +89,7 @@ impl Membership {
                 (false, true) => Joined::Again,
                 (false, false) => Joined::Replaced(old.record.id.clone()),
             };
-        } else if self.nodes.len() >= NODES_MAX {
+        } else if self.nodes.len() >= NODES_MAX && !self.forget_longest_over() {
             return Err(JoinRefusal::Invalid {
                 field: Cow::Borrowed("name: too many nodes"),
             });
@@ -109,6 +110,16 @@ impl Membership {
         self.nodes.insert(name.clone(), node);
         self.streams.insert(stream, name);
         Ok(outcome)
+    }
+
+    /// False when no node is over. One that is over is shown to people and decides nothing, so it must not keep a living one out.
+    fn forget_longest_over(&mut self) -> bool {
+        let over = self.nodes.iter();
+        let over = over.filter_map(|(name, node)| Some((node.life.over_since()?, name)));
+        let Some(name) = over.min().map(|(_, name)| name.clone()) else {
+            return false;
+        };
+        self.nodes.remove(&name).is_some()
     }
 
     fn check(&self, record: &NodeRecord) -> Result<(), JoinRefusal> {

@@ -87,6 +87,28 @@ fn wrong_records_are_refused_with_the_field() {
 }
 
 #[test]
+fn names_of_nodes_that_are_gone_keep_no_new_node_out() {
+    let mut m = members();
+    let record = |number: usize| node_record(&format!("d{number}"), 1, NodeRole::Decode);
+    for number in 0..NODES_MAX {
+        let stream = StreamId(number as u64);
+        assert_eq!(m.join(ms(0), record(number), stream), Ok(Joined::New));
+    }
+    let stream = StreamId(NODES_MAX as u64);
+    assert!(
+        m.join(ms(1), record(NODES_MAX), stream).is_err(),
+        "all of them are here"
+    );
+    for (number, at) in [(7, 3), (5, 2)] {
+        m.lose(&record(number).id, Life::Left { since: ms(at) });
+    }
+    assert_eq!(m.join(ms(4), record(NODES_MAX), stream), Ok(Joined::New));
+    assert!(m.get(&record(5).id).is_none(), "it was gone for longest");
+    assert!(m.get(&record(7).id).is_some());
+    m.check_invariants();
+}
+
+#[test]
 fn what_carries_a_pairs_kv_is_what_its_prefill_node_says() {
     let mut m = members();
     let (mut prefill, mut decode) = (
