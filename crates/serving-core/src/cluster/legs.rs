@@ -183,9 +183,7 @@ impl Cluster {
             PrefillOutcome::HandedOver if !is_prefill_only => {
                 self.close_leg(key, Leg::Prefill);
                 self.finish_if_all_legs_ended(now, key);
-                if phase != Phase::Finishing {
-                    self.restart_silence(now, key.request);
-                }
+                self.restart_silence(now, key.request);
             }
             PrefillOutcome::EndedAtFirstToken | PrefillOutcome::HandedOver => {
                 self.violation(now, key, (Leg::Prefill, "unexpected end of prefill"));
@@ -229,7 +227,12 @@ impl Cluster {
         }
     }
 
+    /// The wait for the last report has a limit of its own. What the prefill node says late before it does not lengthen that wait.
     fn restart_silence(&mut self, now: Time, request: RequestId) {
+        let phase = self.requests.get(&request).map(|tracked| tracked.phase);
+        if phase == Some(Phase::Finishing) {
+            return;
+        }
         self.set_wait(request, Some(now + self.config.stream_silence_max));
     }
 
