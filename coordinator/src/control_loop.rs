@@ -1,6 +1,7 @@
 //! One task that takes an event, asks the brain (`Cluster`), and carries out its actions (`actions`). Nothing here decides.
 
 mod actions;
+mod publishing;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -27,6 +28,8 @@ use crate::request_handle::{ClientEvent, Readiness, Submission};
 use crate::running_leg::RunningLeg;
 use crate::standstill::{Standstill, WAKE_INTERVAL};
 use crate::token_stream::RequestStream;
+
+use publishing::Publishing;
 
 /// Events that wait for the loop. A leg waits when the queue is full; a new request is refused.
 const INBOX_MAX: usize = 4096;
@@ -56,7 +59,7 @@ enum Woken {
     Input(Input),
     /// A timer of the brain is due.
     Timer,
-    /// The gauges of an idle cluster must be refreshed.
+    /// The gauges of an idle cluster must be refreshed, or reports of nodes wait to be published.
     Refresh,
 }
 
@@ -85,6 +88,7 @@ pub(crate) struct ControlLoop {
     nodes: NodeStreams,
     channels: Channels,
     live: BTreeMap<RequestId, ActiveRequest>,
+    publishing: Publishing,
     is_draining: bool,
 }
 
@@ -109,6 +113,7 @@ impl ControlLoop {
             nodes: NodeStreams::new(parts.terms),
             channels: Channels::of(parts.identity),
             live: BTreeMap::new(),
+            publishing: Publishing::default(),
             is_draining: false,
         };
         (control, handle)
@@ -140,10 +145,9 @@ impl ControlLoop {
 
     /// Reports of nodes are taken before legs and timers, so that no lease ends while the status that renews it waits here.
     async fn woken(&mut self, refresh: &mut tokio::time::Interval, (drain, stop): (&Shutdown, &Shutdown)) -> Woken {
-        let wake = self
-            .cluster
-            .next_wake()
-            .map(|t| tokio::time::Instant::from_std(Clock::instant_of(t)));
+        let instant = |at: Time| tokio::time::Instant::from_std(Clock::instant_of(at));
+        let wake = self.cluster.next_wake().map(instant);
+        let publish = self.publishing.due.map(instant);
         tokio::select! {
             biased;
             () = stop.requested() => Woken::Stop,
@@ -152,6 +156,7 @@ impl ControlLoop {
             Some(input) = self.membership.recv() => Woken::Input(input),
             input = self.inbox.recv() => input.map_or(Woken::Stop, Woken::Input),
             () = sleep_until(wake) => Woken::Timer,
+            () = sleep_until(publish) => Woken::Refresh,
             _ = refresh.tick() => Woken::Refresh,
         }
     }
@@ -250,10 +255,10 @@ impl ControlLoop {
     fn handle(&mut self, event: ClusterEvent) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
+            let is_report = matches!(event, ClusterEvent::NodeReported { .. });
             let is_of_nodes = matches!(
                 event,
                 ClusterEvent::NodeJoined { .. }
-                    | ClusterEvent::NodeReported { .. }
                     | ClusterEvent::NodeDisconnected { .. }
                     | ClusterEvent::NodeLeft { .. }
                     | ClusterEvent::DrainNode { .. }
@@ -273,7 +278,7 @@ impl ControlLoop {
                 events.extend(self.carry_out(now, action));
             }
             self.metrics.publish(|snapshot| snapshot.take_counts(&self.cluster));
-            if is_of_nodes {
+            if is_of_nodes || (is_report && self.publishing.may_publish(now)) {
                 self.publish_nodes();
             }
         }
@@ -296,6 +301,7 @@ impl ControlLoop {
             *seen = readiness;
             changes
         });
+        self.publishing.done(now, Clock::now());
     }
 }
 
