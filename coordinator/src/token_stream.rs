@@ -70,6 +70,9 @@ struct State {
     sender: mpsc::Sender<ClientEvent>,
     /// Only tokens of this attempt are taken. `None` between attempts and after the end.
     live: Option<Attempt>,
+    /// Set when a token was lost because the client is gone or too slow. Every later delivery is told of it: the leg that found out may
+    /// have been ended before the brain heard of it, and another attempt would leave the lost token out of the answer.
+    broken: Option<RequestError>,
     choices: Vec<Choice>,
     /// The tokens of choice 0 of the live attempt. They are added to the prompt of the next attempt.
     attempt_tokens: Vec<TokenId>,
@@ -98,6 +101,7 @@ impl RequestStream {
         let state = State {
             sender,
             live: None,
+            broken: None,
             choices: (0..request.choice_count).map(|_| Choice::default()).collect(),
             attempt_tokens: Vec::new(),
             attempt_token_count: 0,
@@ -184,6 +188,9 @@ impl RequestStream {
     /// Each (choice, index) reaches the client once, from whichever leg brings it first.
     pub fn deliver(&self, key: AttemptKey, leg: Leg, batch: impl Into<ReceivedTokens>) -> Delivery {
         let mut s = self.state();
+        if let Some(error) = s.broken.clone() {
+            return Delivery::Broken(error);
+        }
         if s.live != Some(key.attempt) {
             return Delivery::Stale;
         }
@@ -230,6 +237,7 @@ impl RequestStream {
                 for token in ready {
                     if let Err(error) = s.hand_over(token, &mut finished) {
                         s.live = None;
+                        s.broken = Some(error.clone());
                         return Delivery::Broken(error);
                     }
                 }
@@ -261,7 +269,7 @@ impl RequestStream {
         Delivered {
             tokens: std::mem::take(&mut s.attempt_tokens),
             token_count: std::mem::take(&mut s.attempt_token_count),
-            is_complete: s.choices.iter().all(|c| c.is_finished),
+            is_complete: s.broken.is_none() && s.choices.iter().all(|c| c.is_finished),
         }
     }
 

@@ -257,6 +257,22 @@ fn a_reader_that_is_too_far_behind_is_given_up_and_can_still_be_told() {
 }
 
 #[test]
+fn a_stream_that_has_lost_a_token_serves_no_other_attempt() {
+    let (stream, mut receiver) = placed(1);
+    let all: Vec<_> = (0..10_000).map(|index| token(0, index, 5)).collect();
+    let given_up = stream.deliver(key(0), Leg::Decode, all);
+    assert!(matches!(given_up, Delivery::Broken(_)), "{given_up:?}");
+    // The leg ends before it can say so, and the client reads again.
+    let had = stream.end_attempt(Attempt(0));
+    assert_eq!(had.token_count, tokens(&mut receiver).len() as u64);
+    place(&stream, 1);
+    let next = u32::try_from(had.token_count).expect("some thousands");
+    let again = stream.deliver(key(1), Leg::Decode, vec![token(0, next, 5)]);
+    assert!(matches!(again, Delivery::Broken(_)), "{again:?}");
+    assert!(!stream.end_attempt(Attempt(1)).is_complete);
+}
+
+#[test]
 fn a_node_that_skips_tokens_is_found_out() {
     let (stream, _receiver) = placed(1);
     let gap: Vec<_> = (1..200).map(|i| token(0, i, 5)).collect();
