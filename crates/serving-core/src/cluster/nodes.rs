@@ -14,9 +14,11 @@ use super::membership::Joined;
 
 impl Cluster {
     pub(super) fn node_joined(&mut self, now: Time, record: NodeRecord, stream: StreamId) {
-        // A lease that has run out does not hold its name, even if no tick came in between.
-        for id in self.members.expired(now) {
-            self.node_lost(now, &id, DropCause::LeaseExpired);
+        // A lease that has run out does not hold its name, even if no tick came in between. It ends no other one here: the status that
+        // renews that may be the next event (PROTOCOL rule 21).
+        let late = self.members.expired(now);
+        if let Some(id) = late.iter().find(|id| id.name == record.id.name) {
+            self.node_lost(now, id, DropCause::LeaseExpired);
         }
         let id = record.id.clone();
         match self.members.join(now, record, stream) {
@@ -114,9 +116,30 @@ impl Cluster {
 mod tests {
     use super::super::ClusterConfig;
     use super::super::event::ClusterEvent;
-    use super::super::fixtures::node_record;
+    use super::super::fixtures::{node_record, ready_status};
     use super::*;
     use crate::node::NodeRole;
+
+    #[test]
+    fn a_join_ends_no_lease_whose_renewal_may_be_the_next_event() {
+        let mut cluster = Cluster::new(ClusterConfig::default());
+        let [first, second] = ["d0", "d1"].map(|name| node_record(name, 1, NodeRole::Decode));
+        let joined = |record: &NodeRecord, stream| ClusterEvent::NodeJoined {
+            record: record.clone(),
+            stream: StreamId(stream),
+        };
+        cluster.apply(Time::ZERO, joined(&first, 1));
+        let now = Time::from_millis(6_000);
+        cluster.apply(now, joined(&second, 2));
+        let report = ClusterEvent::NodeReported {
+            stream: StreamId(1),
+            read_at: Time::from_millis(4_000),
+            status: ready_status(64),
+        };
+        cluster.apply(now, report);
+        cluster.apply(now, ClusterEvent::Tick);
+        assert!(cluster.members.get(&first.id).is_some_and(|node| node.is_live()));
+    }
 
     #[test]
     fn a_life_that_is_replaced_leaves_no_pair_behind() {
