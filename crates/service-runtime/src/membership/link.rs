@@ -172,6 +172,9 @@ impl Stream<'_> {
                 (None, _) => self.heard + FIRST_ANSWER_TIME_LIMIT,
             };
             tokio::select! {
+                // A node that stood still for a while finds everything due at once: messages that wait show that the coordinator
+                // is not silent.
+                biased;
                 () = leave.requested() => return self.say_goodbye().await,
                 report = self.incoming.message() => {
                     let report = report.map_err(|status| LostReason::of(&status))?.ok_or(LostReason::Ended)?;
