@@ -129,7 +129,11 @@ async fn a_prompt_is_cut_to_its_last_tokens_where_the_client_asks_for_it() {
     for (least, budget) in [(0, 16), (40, 40)] {
         let open = json!({"prompt": long, "truncate_prompt_tokens": -1, "max_tokens": null, "min_tokens": least});
         complete(&server, open).await;
-        assert_eq!(server.request().stop.max_tokens, budget, "the cut prompt leaves room for it");
+        assert_eq!(
+            server.request().stop.max_tokens,
+            budget,
+            "the cut prompt leaves room for it"
+        );
     }
     let echoed = json!({"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": true});
     assert_eq!(complete(&server, echoed).await["choices"][0]["text"], "efx");

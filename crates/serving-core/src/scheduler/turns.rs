@@ -33,7 +33,7 @@ impl PromptTurns {
             .retain(|tenant, _| prompts.iter().any(|(_, other)| other == tenant));
         if has_tenants {
             let earliest = self.steps.saturating_sub(PASSED_OVER_STEPS_MAX);
-            let turn = |tenant| self.last.get(tenant).copied().filter(|last| *last >= earliest);
+            let turn = |tenant: &Tenant| self.last.get(tenant).copied().filter(|last| *last >= earliest);
             prompts.sort_by_key(|(serial, tenant)| (turn(tenant), *serial));
         }
         has_tenants

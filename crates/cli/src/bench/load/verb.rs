@@ -330,7 +330,8 @@ mod tests {
     #[test]
     fn each_process_of_the_server_has_a_name_of_its_own() {
         let pids = |named: &[&str]| {
-            let words = ["run", "--server-pid"].iter().chain(named);
+            let flags = named.iter().flat_map(|named| ["--server-pid", named]);
+            let words = std::iter::once("run").chain(flags);
             let cli = <Cli as clap::Parser>::try_parse_from(words).expect("usable words");
             server(&cli.args).map(|server| server.pids)
         };
