@@ -2,7 +2,6 @@
 
 use super::test_kit::{admit_whole, limits, repetitive, request, sample, sample_by};
 use super::*;
-use crate::ids::CacheTenant;
 use crate::request::Lane;
 
 const STEP: u32 = 100;
@@ -107,44 +106,6 @@ fn interactive_prompts_take_the_share_before_batch_ones() {
     admit_whole(&mut scheduler, Time::ZERO, batch);
     admit(&mut scheduler, 4, 6, 1);
     assert_eq!(step(&mut scheduler), [(1, 1), (4, 6), (3, 2), (2, 32)]);
-}
-
-fn admit_of(scheduler: &mut Scheduler, tenant: u64, id: u128, prompt: u32) {
-    let mut of_tenant = request(id, prompt, 1);
-    of_tenant.cache_tenant = Some(CacheTenant(tenant));
-    admit_whole(scheduler, Time::ZERO, of_tenant);
-}
-
-#[test]
-fn a_prompt_of_another_tenant_is_next_and_does_not_wait_for_a_step_of_several_prompts() {
-    let mut scheduler = scheduler();
-    for id in 1..=4 {
-        admit_of(&mut scheduler, 1, id, 50);
-    }
-    assert_eq!(step(&mut scheduler), [(1, 50)], "two would be more than 64 tokens");
-    admit_of(&mut scheduler, 2, 9, 50);
-    assert_eq!(step(&mut scheduler), [(9, 50)]);
-    assert_eq!(step(&mut scheduler), [(2, 50)]);
-    // Whole prompts share a step while they are short together.
-    admit_of(&mut scheduler, 2, 10, 20);
-    admit_of(&mut scheduler, 3, 11, 30);
-    assert_eq!(step(&mut scheduler), [(10, 20), (11, 30)]);
-    // A long prompt has a whole step, and then the others have their turns.
-    admit_of(&mut scheduler, 4, 13, 150);
-    for planned in [(13, 100), (3, 50), (13, 50), (4, 50)] {
-        assert_eq!(step(&mut scheduler), [planned]);
-    }
-}
-
-#[test]
-fn on_a_device_tenants_share_a_step_as_long_as_it_has_room() {
-    let mut scheduler = scheduler();
-    scheduler.config.mixed_step_tokens = None;
-    admit_of(&mut scheduler, 1, 1, 60);
-    admit_of(&mut scheduler, 1, 2, 60);
-    assert_eq!(step(&mut scheduler), [(1, 60), (2, 40)]);
-    admit_of(&mut scheduler, 2, 9, 60);
-    assert_eq!(step(&mut scheduler), [(9, 60), (2, 20)]);
 }
 
 #[test]

@@ -20,7 +20,6 @@ mod step;
 mod step_cost;
 pub mod step_plan;
 mod step_results;
-mod turns;
 
 #[cfg(test)]
 mod decode_tests;
@@ -37,7 +36,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::ids::CacheTenant;
 use crate::kv::prefix_log::PrefixChanges;
 use crate::kv::{BlockHandle, BlockPool, CacheEvictions, CacheReset};
 use crate::request::AttemptKey;
@@ -47,7 +45,6 @@ use ending::Quarantined;
 use entry::Entry;
 use permits::PermitCounters;
 use step_cost::StepCost;
-use turns::PromptTurns;
 
 pub use handoff_in::{Commit, CommitError};
 pub use interface::{
@@ -185,10 +182,8 @@ pub struct Scheduler {
     /// When the planned step began, where steps have a target of time.
     step_began: Option<Time>,
     step_cost: StepCost,
-    turns: PromptTurns,
     /// Kept between steps, so that planning does not allocate.
     running: Vec<(u64, u32)>,
-    prompts: Vec<(u64, Option<CacheTenant>)>,
     /// Ends that arrived while a step ran: its blocks must not be given away under it.
     deferred: Vec<(u64, Option<NodeFailure>)>,
     events: VecDeque<SchedulerEvent>,
@@ -215,9 +210,7 @@ impl Scheduler {
             plan: Vec::with_capacity(limits.max_sequences as usize),
             step_began: None,
             step_cost: StepCost::new(limits.block_tokens),
-            turns: PromptTurns::default(),
             running: Vec::with_capacity(limits.max_sequences as usize),
-            prompts: Vec::with_capacity(limits.max_sequences as usize),
             deferred: Vec::new(),
             events: VecDeque::new(),
             permits: PermitCounters::default(),

@@ -9,7 +9,6 @@ use crate::scheduler::entry::{AfterPrompt, ChoiceState, Entry, Phase};
 use crate::scheduler::permits::{permits_kept_for_short, share_of_short_prompts};
 use crate::scheduler::sequence::Sequence;
 use crate::scheduler::step_plan::RowSource;
-use crate::scheduler::turns::SHARED_STEP_TOKENS;
 use crate::scheduler::{NodeLimits, PlannedRow, RowLogits, Scheduler, StepPlan};
 use crate::time::Time;
 
@@ -132,33 +131,17 @@ impl Scheduler {
         }
     }
 
-    /// Chunks of all other prompts: tenants take turns, and within a tenant the order is that of arrival.
+    /// Chunks of all other prompts, in order of arrival.
     fn plan_prompts(&mut self, now: Time, budget: &mut u32, is_alone: bool) {
         let (limits, last_chunk) = (self.config.limits, self.config.last_chunk_tokens);
-        let mut prompts = std::mem::take(&mut self.prompts);
-        prompts.clear();
-        let running = self.entries.iter().filter(|(_, entry)| entry.is_running_prompt());
-        prompts.extend(running.map(|(serial, entry)| (*serial, entry.request.cache_tenant)));
-        let has_tenants = self.turns.sort(&mut prompts);
-        // A device computes long steps better than short ones.
-        let is_shortened = has_tenants && self.config.mixed_step_tokens.is_some();
-        let mut planned: u32 = 0;
-        for (serial, tenant) in &prompts {
+        for (serial, entry) in &mut self.entries {
             if *budget == 0 {
-                break;
+                return;
             }
-            let Some(entry) = self.entries.get_mut(serial) else {
-                continue;
-            };
-            if let Some(row) = self.plan.iter().find(|row| row.serial == *serial) {
-                planned += row.token_count;
-                self.turns.took(*tenant);
+            if !entry.is_running_prompt() || self.plan.iter().any(|row| row.serial == *serial) {
                 continue;
             }
             let pending = entry.choices[0].sequence.pending();
-            if is_shortened && planned > 0 && planned.saturating_add(pending) > SHARED_STEP_TOKENS {
-                break;
-            }
             let cut = match last_chunk {
                 Some(last) if is_alone && pending <= *budget => entry.cut_before_last_chunk(&limits, last.get()),
                 _ => None,
@@ -166,11 +149,8 @@ impl Scheduler {
             let tokens = cut.unwrap_or(pending).min(*budget);
             entry.chunk_planned(now);
             self.plan.push(entry.row((*serial, 0), tokens));
-            self.turns.took(*tenant);
-            planned += tokens;
             *budget -= tokens;
         }
-        self.prompts = prompts;
     }
 }
 
