@@ -18,6 +18,7 @@ use super::progress::Shown;
 use super::runner::{Place, Runner, Target, WARM_UP_REQUESTS};
 use super::sender::Placement;
 use super::traffic::{TYPICAL, Traffic};
+use crate::bench::load::environment::without_login;
 use crate::exit::{Exit, WithExit};
 use crate::http::base_url;
 use crate::terminal::say;
@@ -103,12 +104,13 @@ fn arms(args: &CompareArgs, facts: &Facts) -> anyhow::Result<(Vec<Arm>, Vec<Targ
         )?;
         let own = facts.arm(&given.name)?;
         let mut settings = own.settings.clone();
-        settings.insert("url".to_owned(), json!(given.url));
+        let shown = without_login(&given.url);
+        settings.insert("url".to_owned(), json!(shown));
         settings.insert("resources".to_owned(), json!(DECLARED));
         arms.push(Arm {
             name: given.name.clone(),
             kind: ArmKind::External,
-            topology: own.topology.clone().unwrap_or_else(|| given.url.clone()),
+            topology: own.topology.clone().unwrap_or(shown),
             settings,
             resources: own.resources(),
             tuning: Vec::new(),
@@ -204,5 +206,16 @@ mod tests {
             let error = arms_at(same).expect_err("one cluster");
             assert_eq!(crate::exit::of(&error), Exit::Usage, "{same:?}");
         }
+    }
+
+    #[test]
+    fn the_report_has_no_password_of_an_address() {
+        let (arms, targets) = arms_at(["http://u:secret@h:1", "http://h:2"]).expect("two clusters");
+        assert_eq!(
+            (arms[0].settings["url"].as_str(), &*arms[0].topology),
+            (Some("http://***@h:1"), "http://***@h:1")
+        );
+        assert!(!format!("{arms:?}").contains("secret"));
+        assert_eq!(targets.len(), 2);
     }
 }

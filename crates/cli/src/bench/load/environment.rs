@@ -145,11 +145,16 @@ fn without_secrets(words: impl IntoIterator<Item = String>) -> String {
 }
 
 /// A word without the name and the password that an address, such as that of etcd, may have before its host.
-fn without_login(word: &str) -> String {
-    let login = word
-        .split_once("://")
-        .and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));
-    login.map_or_else(|| word.to_owned(), |(scheme, host)| format!("{scheme}://***@{host}"))
+pub(crate) fn without_login(word: &str) -> String {
+    let Some((scheme, rest)) = word.split_once("://") else {
+        return word.to_owned();
+    };
+    // An @ behind the host is no login: `hf://org/name@revision`.
+    let host_end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    match rest[..host_end].rfind('@') {
+        Some(at) => format!("{scheme}://***{}", &rest[at..]),
+        None => word.to_owned(),
+    }
 }
 
 fn text(path: &str) -> String {
@@ -199,6 +204,10 @@ mod tests {
             (
                 "serve --coordinators=etcds://u:s1@h:2379/demo?ca=x --membership etcd://u:s@2@h/c --url http://h:1/v1",
                 "serve --coordinators=etcds://***@h:2379/demo?ca=x --membership etcd://***@h/c --url http://h:1/v1",
+            ),
+            (
+                "serve --model=hf://org/name@main http://h/v1?to=a@b",
+                "serve --model=hf://org/name@main http://h/v1?to=a@b",
             ),
         ] {
             assert_eq!(without_secrets(line.split(' ').map(str::to_owned)), shown);
