@@ -252,7 +252,7 @@ def beside_decoding(costs, beside):
     """Steps in which one or two sequences decode, and all other steps, take so many times as long while the other node decodes. The figure of the
     others is that of prompts. Costs of one node for each machine stay as they are.
 
-    `bench engine` finds less: its engines share their cores with no coordinator and no client (docs/measurements/simulator.md)."""
+    `bench engine` finds less for gaps: its engines share their cores with no coordinator and no client (docs/measurements/simulator.md)."""
     for slowdown in costs["host"].get("slowdown", [])[:1]:
         # A figure below 1 is noise.
         slowdown["reading"]["reading"] = max(beside.gaps, 1.0)

@@ -172,8 +172,8 @@ impl Stream<'_> {
                 (None, _) => self.heard + FIRST_ANSWER_TIME_LIMIT,
             };
             tokio::select! {
-                // A node that stood still for a while finds everything due at once: messages that wait show that the coordinator
-                // is not silent.
+                // What the coordinator has said counts before its silence. A message that is still in the socket when a node goes on after
+                // a standstill does not: the connection's own task reads it first.
                 biased;
                 () = leave.requested() => return self.say_goodbye().await,
                 report = self.incoming.message() => {
