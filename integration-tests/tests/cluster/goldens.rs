@@ -11,6 +11,8 @@ const EXACT_PROMPT_TOKENS_MAX: usize = 100;
 async fn compare(thresholds: Thresholds, prompt_tokens_max: usize) {
     let mut options = options("1p1d").expect("binary and model");
     options.settings.numerics = Some(thresholds.numerics.into());
+    // Threads change no bit, and beside other tests one alone waits for none.
+    options.settings.threads_per_node = Some(1);
     let cluster = TestCluster::start_with(options).await.expect("cluster");
     let client = reqwest::Client::new();
     let mut measured = Measured::default();

@@ -2,14 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+mod alone;
 mod api_tls;
-mod block_ledger;
-mod cancel_storm;
 mod compare;
 mod device_memory;
 mod etcd;
 mod every_family;
-mod fault_matrix;
 mod fault_runs;
 mod flight_record;
 mod goldens;
@@ -30,8 +28,5 @@ mod shared_weights;
 mod speculation;
 mod starts_by_hand;
 mod step_target;
-mod strangers;
 mod trace_content;
 mod up_behaves;
-mod up_drains;
-mod waterfall;
