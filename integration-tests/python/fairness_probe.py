@@ -40,6 +40,7 @@ def main():
     parse.add_argument("--seconds", type=int, default=120, help="of each half [120]")
     parse.add_argument("--concurrent", type=int, help="requests that `flood` may have open at once [no limit]")
     parse.add_argument("--step-tokens", type=int, help="tokens of a step of the nodes (`baton up --max-num-batched-tokens`) [theirs]")
+    parse.add_argument("--threads", type=int, help="threads of each node (`baton up --threads-per-node`) [as many as cores]")
     args = parse.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "keys.toml")
@@ -48,6 +49,7 @@ def main():
         flood = create(args.baton, file, "flood", "--requests-per-minute", str(STEADY_A_MINUTE), *at_once)
         command = [args.baton, "up", "--topology", "1p1d", "--model", args.model, "--listen", "127.0.0.1:0", "--json", "--quiet"]
         command += ["--max-num-batched-tokens", str(args.step_tokens)] if args.step_tokens else []
+        command += ["--threads-per-node", str(args.threads)] if args.threads else []
         cluster = subprocess.Popen([*command, "--api-keys", file], stdout=subprocess.PIPE, text=True)
         try:
             url = json.loads(cluster.stdout.readline())["url"]

@@ -86,7 +86,7 @@ pub struct NodeConfig {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(16..=65_536))]
     pub mixed_step_tokens: Option<u32>,
     /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what the steps before took, and
-    /// at least a block. The gaps of streams then stay near this time, and prompts take longer. Default: no target, only
+    /// at least eight. The gaps of streams then stay near this time, and prompts take longer. Default: no target, only
     /// `mixed_step_tokens`
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub itl_target_ms: Option<u32>,

@@ -112,7 +112,7 @@ pub struct SchedulerConfig {
     /// second token. A prompt of one chunk whose KV is streamed is cut in halves instead, unless it is short.
     pub last_chunk_tokens: Option<NonZeroU32>,
     /// How long a step may take while sequences decode: prompts get as many tokens of it as fit, by what earlier steps took, and at
-    /// least a block. `None`: as many as the other limits leave.
+    /// least eight. `None`: as many as the other limits leave.
     pub step_target: Option<Duration>,
     /// Tokens in a mixed step, one in which sequences decode, of prompts and of what preempted sequences compute again. Guesses do not
     /// count. `None`: as many as `max_batch_tokens` leaves.
@@ -209,7 +209,7 @@ impl Scheduler {
             next_serial: 0,
             plan: Vec::with_capacity(limits.max_sequences as usize),
             step_began: None,
-            step_cost: StepCost::new(limits.block_tokens),
+            step_cost: StepCost::new(),
             running: Vec::with_capacity(limits.max_sequences as usize),
             deferred: Vec::new(),
             events: VecDeque::new(),

@@ -9,6 +9,11 @@ use std::time::Duration;
 
 /// Prompt tokens of a step before any step has told what they cost: two blocks of the default size.
 const FIRST_PROMPT_TOKENS: u32 = 32;
+/// A prompt goes on by so many tokens however slow the machine is. Fewer would cost more each: on two cores each token of a chunk of 8
+/// takes 1.3 times as long as in a chunk of 16 (docs/measurements/latency.md).
+const PROMPT_TOKENS_MIN: u32 = 8;
+/// Prompt tokens come in fours. The engine computes rows by eights, fours and less.
+const PROMPT_TOKENS_GRAIN: u32 = 4;
 /// From one step to the next the prompt tokens grow at most so many times, so that a wrong average costs one long gap at most.
 const GROWTH_MAX: u32 = 2;
 /// The part of the newest step in the average. A prompt's tokens get dearer the further it has come, over tens of steps.
@@ -20,7 +25,6 @@ const OUTLIER: f64 = 2.0;
 /// Averages in seconds; `None` before the first step of that kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepCost {
-    block_tokens: u32,
     /// A step that only decodes.
     decode_rows: Option<f64>,
     /// Each prompt token that is added to it.
@@ -38,9 +42,8 @@ pub(super) struct StepSize {
 }
 
 impl StepCost {
-    pub(super) fn new(block_tokens: u32) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            block_tokens,
             decode_rows: None,
             prompt_token: None,
             last_prompt_tokens: FIRST_PROMPT_TOKENS,
@@ -65,7 +68,7 @@ impl StepCost {
             // matters little, since the rest is the tokens'.
             Some(_) => average(&mut self.decode_rows, took / 2.0),
             // Of a few tokens one cannot tell what they cost.
-            None if size.prompt_tokens < self.block_tokens && self.prompt_token.is_some() => {}
+            None if size.prompt_tokens < PROMPT_TOKENS_MIN && self.prompt_token.is_some() => {}
             None => {
                 let added = took - rows.unwrap_or(0.0);
                 average(&mut self.prompt_token, added / f64::from(size.prompt_tokens));
@@ -84,8 +87,7 @@ impl StepCost {
         Some(rows + f64::from(size.prompt_tokens) * each)
     }
 
-    /// Prompt tokens for which a step beside decode rows takes `target`: whole blocks, and at least one, so that a prompt goes on
-    /// however slow the machine is.
+    /// Prompt tokens for which a step beside decode rows takes `target`, and at least [`PROMPT_TOKENS_MIN`].
     pub(super) fn prompt_tokens_within(&self, target: Duration) -> u32 {
         let left = target.as_secs_f64() - self.decode_rows.unwrap_or(0.0);
         let tokens = match self.prompt_token {
@@ -98,7 +100,7 @@ impl StepCost {
             .max(FIRST_PROMPT_TOKENS)
             .saturating_mul(GROWTH_MAX);
         let tokens = tokens.min(most);
-        (tokens - tokens % self.block_tokens).max(self.block_tokens)
+        (tokens - tokens % PROMPT_TOKENS_GRAIN).max(PROMPT_TOKENS_MIN)
     }
 }
 

@@ -32,7 +32,7 @@ fn steps(cost: &mut StepCost, rows_ms: u32, count: usize) -> Vec<u128> {
 }
 
 fn learned() -> StepCost {
-    let mut cost = StepCost::new(4);
+    let mut cost = StepCost::new();
     cost.learn(took(8, 0), size(0));
     steps(&mut cost, 8, 40);
     cost
@@ -40,26 +40,26 @@ fn learned() -> StepCost {
 
 #[test]
 fn steps_come_to_take_the_target() {
-    // 8 + 4 + 0.5 x 56 = 40 ms, less what whole blocks leave.
+    // 8 + 4 + 0.5 x 56 = 40 ms, less what whole fours leave.
     assert!((52..=56).contains(&learned().prompt_tokens_within(TARGET)));
 }
 
 #[test]
-fn a_prompt_goes_on_by_a_block_where_no_time_is_left() {
-    assert_eq!(learned().prompt_tokens_within(Duration::from_millis(3)), 4);
-    assert_eq!(StepCost::new(64).prompt_tokens_within(TARGET), 64, "nothing is known");
+fn a_prompt_goes_on_by_a_few_tokens_where_no_time_is_left() {
+    assert_eq!(learned().prompt_tokens_within(Duration::from_millis(3)), 8);
+    assert_eq!(StepCost::new().prompt_tokens_within(TARGET), 32, "nothing is known");
 }
 
 #[test]
 fn no_step_is_much_longer_than_the_one_before_whatever_was_learned() {
-    let mut free = StepCost::new(16);
+    let mut free = StepCost::new();
     free.learn(Duration::ZERO, size(0));
     free.learn(Duration::ZERO, size(32));
     assert_eq!(free.prompt_tokens_within(TARGET), 64, "nothing costs anything");
     for _ in 0..20 {
         free.learn(Duration::from_millis(64), size(32));
     }
-    assert_eq!(free.prompt_tokens_within(TARGET), 16, "it does after all");
+    assert_eq!(free.prompt_tokens_within(TARGET), 20, "it does after all");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn one_step_in_which_the_process_stood_still_changes_little() {
 
 #[test]
 fn rows_that_get_cheaper_or_dearer_while_prompts_keep_coming_are_noticed() {
-    let mut cost = StepCost::new(4);
+    let mut cost = StepCost::new();
     cost.learn(took(45, 0), size(0));
     let cheaper = steps(&mut cost, 4, 60);
     assert!(cheaper[40..].iter().all(|ms| (30..=44).contains(ms)), "{cheaper:?}");
@@ -142,7 +142,7 @@ fn a_prompt_gets_what_fits_beside_rows_that_decode_and_the_whole_step_when_it_is
     // The prompt, which tells what a token costs, and two steps that only decode.
     assert_eq!(machine.tokens_of(1, 3), [4, 1, 1]);
     machine.admit(2, 150, 2);
-    // 1 + 16 ms of 20, in whole blocks, while the first request decodes; then all that the step takes.
+    // 1 + 16 ms of 20, in whole fours, while the first request decodes; then all that the step takes.
     assert_eq!(machine.tokens_of(2, 7), [16, 16, 16, 16, 16, 64, 6]);
 }
 
