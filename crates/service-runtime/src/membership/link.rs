@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::shared::Shared;
+use super::silence::Silence;
 use super::trouble::{Trouble, Word};
 use super::{LEAVE_TIME_LIMIT, LostReason, MembershipEvent};
 use crate::clock_offset;
@@ -123,7 +124,7 @@ impl Link {
             reports,
             incoming: response.into_inner(),
             timing: None,
-            heard: Instant::now(),
+            silence: Silence::since(Instant::now()),
             reported: Instant::now(),
             prefixes_told: None,
         };
@@ -151,7 +152,7 @@ struct Stream<'a> {
     incoming: tonic::Streaming<v1::CoordinatorReport>,
     /// `None` until the welcome.
     timing: Option<Timing>,
-    heard: Instant,
+    silence: Silence,
     reported: Instant,
     /// `None` until the whole list of the node's prefixes has been sent.
     prefixes_told: Option<LogPosition>,
@@ -166,19 +167,20 @@ impl Stream<'_> {
         let mut is_last = false;
         loop {
             let silence_limit = self.timing.map_or(FIRST_ANSWER_TIME_LIMIT, |timing| timing.lease);
+            let silence_end = self.silence.end(silence_limit);
             let next_report = match (self.timing, is_stale) {
                 (Some(_), true) => self.reported + COALESCE,
                 (Some(timing), false) => self.reported + timing.status_interval,
-                (None, _) => self.heard + FIRST_ANSWER_TIME_LIMIT,
+                (None, _) => silence_end,
             };
             tokio::select! {
                 // What the coordinator has said counts before its silence. A message that is still in the socket when a node goes on after
-                // a standstill does not: the connection's own task reads it first.
+                // a standstill is not here yet: the connection's own task has to read it first. For that there is a grace (`silence.rs`).
                 biased;
                 () = leave.requested() => return self.say_goodbye().await,
                 report = self.incoming.message() => {
                     let report = report.map_err(|status| LostReason::of(&status))?.ok_or(LostReason::Ended)?;
-                    self.heard = Instant::now();
+                    self.silence = Silence::since(Instant::now());
                     self.take(report.try_into().map_err(LostReason::Contract)?).await?;
                 }
                 changed = status.changed(), if !is_stale && !is_last => match changed {
@@ -193,8 +195,10 @@ impl Stream<'_> {
                     self.report(current)?;
                     is_stale = false;
                 }
-                () = tokio::time::sleep_until(self.heard + silence_limit) => {
-                    return Err(LostReason::Silent { silent_ms: silence_limit.as_millis() as u64 });
+                () = tokio::time::sleep_until(silence_end) => {
+                    if self.silence.is_over(Instant::now(), silence_limit) {
+                        return Err(LostReason::Silent { silent_ms: silence_limit.as_millis() as u64 });
+                    }
                 }
             }
         }

@@ -13,6 +13,7 @@ mod coordinators;
 mod link;
 mod links;
 mod shared;
+mod silence;
 mod trouble;
 
 use std::time::Duration;
