@@ -187,6 +187,12 @@ impl Cluster {
         {
             self.stats.node_rests += u64::from(member.breaker.failed(now));
         }
+        // Such an end costs the request no attempt, so a node that says this again and again must not be tried as fast as it answers.
+        if failure.1 == Retry::Free
+            && let Some(member) = node.as_ref().and_then(|n| self.members.get_mut(n))
+        {
+            member.permits.pause_until_report();
+        }
         self.count_handoff(key.request, HandoffOutcome::Failed);
         self.settle_charge(&key, leg, reached);
         if let Some(tracked) = self.requests.get_mut(&key.request) {
@@ -400,9 +406,11 @@ fn migrated(request: &Request, delivered: &Delivered) -> Request {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::request;
+    use super::super::fixtures::{node_record, ready_status, request};
+    use super::super::{ClusterConfig, ClusterEvent, LegEvent, StreamId};
     use super::*;
     use crate::ids::TokenId;
+    use crate::node::NodeRole;
 
     const FREE: u64 = 10;
 
@@ -424,6 +432,52 @@ mod tests {
             .filter(|_| budget.take_retry(Time::from_millis(61_000), FREE))
             .count();
         assert_eq!(allowed_later as u64, FREE, "the old minute is forgotten");
+    }
+
+    fn placed(actions: &[ClusterAction]) -> Option<AttemptKey> {
+        actions.iter().find_map(|action| match action {
+            ClusterAction::Place { key, .. } => Some(*key),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn a_node_whose_drain_ends_each_attempt_gets_one_for_each_report_and_uses_none_up() {
+        let mut cluster = Cluster::new(ClusterConfig::default());
+        let stream = StreamId(1);
+        let record = node_record("d0", 1, NodeRole::Decode);
+        cluster.apply(Time::ZERO, ClusterEvent::NodeJoined { record, stream });
+        let report = |cluster: &mut Cluster, read_at: Time| {
+            let status = ready_status(1_000);
+            placed(&cluster.apply(
+                read_at,
+                ClusterEvent::NodeReported {
+                    stream,
+                    read_at,
+                    status,
+                },
+            ))
+        };
+        assert_eq!(report(&mut cluster, Time::from_millis(1)), None);
+        let request = Arc::new(request(1, 40, 8));
+        let arrived = cluster.apply(Time::from_millis(2), ClusterEvent::RequestArrived { request });
+        let mut key = placed(&arrived).expect("a place");
+        for second in 1..=10 {
+            let now = Time::from_millis(1_000 * second);
+            let event = LegEvent::Failed {
+                leg: Leg::Decode,
+                error: LegError::Node {
+                    fault: NodeFault::Draining,
+                    reason: "draining".to_owned(),
+                    detail: "d".to_owned(),
+                },
+            };
+            cluster.apply(now, ClusterEvent::Leg { key, event });
+            let delivered = Delivered::default();
+            let ended = cluster.apply(now, ClusterEvent::AttemptEnded { key, delivered });
+            assert_eq!(placed(&ended), None, "the node has not reported since");
+            key = report(&mut cluster, now).expect("a place after the report");
+        }
     }
 
     #[test]
