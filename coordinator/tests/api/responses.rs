@@ -227,28 +227,30 @@ async fn a_named_function_and_a_schema_are_forced() {
 
 #[tokio::test]
 async fn a_stream_that_breaks_off_says_so_in_its_last_event() {
-    let server = Server::start(|request| {
-        let mut steps = say(request, |_| "abcdef".to_owned());
-        steps.truncate(3);
-        steps.push(Step::Event(ClientEvent::Failed(RequestError::Internal(
-            "it broke".to_owned(),
-        ))));
-        Script::Play(steps)
-    })
-    .await;
-    let events = stream(&server, json!({"input": "hi"})).await;
-    let last = events.last().unwrap();
-    assert_eq!(
-        (&last["type"], &last["response"]["status"]),
-        (&json!("response.failed"), &json!("failed"))
-    );
-    assert!(
-        last["response"]["error"]["message"]
-            .as_str()
-            .unwrap()
-            .contains("it broke")
-    );
-    assert_eq!(last["response"]["output"][0]["content"][0]["text"], "ab");
+    for (error, code) in [
+        (RequestError::Internal("it broke".to_owned()), "server_error"),
+        (RequestError::RuledOut, "invalid_prompt"),
+        (RequestError::NoRoom { waited_ms: 5 }, "rate_limit_exceeded"),
+    ] {
+        let words = error.to_string();
+        let server = Server::start(move |request| {
+            let mut steps = say(request, |_| "abcdef".to_owned());
+            steps.truncate(3);
+            steps.push(Step::Event(ClientEvent::Failed(error.clone())));
+            Script::Play(steps)
+        })
+        .await;
+        let events = stream(&server, json!({"input": "hi"})).await;
+        let last = events.last().unwrap();
+        assert_eq!(
+            (&last["type"], &last["response"]["status"]),
+            (&json!("response.failed"), &json!("failed"))
+        );
+        let told = &last["response"]["error"];
+        assert_eq!(told["code"], code);
+        assert!(told["message"].as_str().unwrap().contains(&words), "{told}");
+        assert_eq!(last["response"]["output"][0]["content"][0]["text"], "ab");
+    }
 }
 
 #[tokio::test]

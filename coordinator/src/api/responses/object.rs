@@ -1,5 +1,6 @@
 //! The JSON of a response. The order of fields is their order on the wire.
 
+use axum::http::StatusCode;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -139,7 +140,7 @@ impl<'a> ResponseObject<'a> {
             status: status.name(),
             background: false,
             error: match status {
-                Status::Failed(error) => Some(json!({"code": "server_error", "message": error.message})),
+                Status::Failed(error) => Some(json!({"code": code_of(error), "message": error.message})),
                 _ => None,
             },
             incomplete_details: match status {
@@ -178,5 +179,16 @@ impl<'a> ResponseObject<'a> {
             metrics,
             ..self
         }
+    }
+}
+
+/// The code of OpenAI's closed list for the errors of a response (`ResponseErrorCode` in its specification). The other codes of that
+/// list are about images and stored files, which this server does not have.
+fn code_of(error: &ApiError) -> &'static str {
+    match error.status {
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_exceeded",
+        // What the client asks for fails in the same way each time.
+        StatusCode::BAD_REQUEST => "invalid_prompt",
+        _ => "server_error",
     }
 }
