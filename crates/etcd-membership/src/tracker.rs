@@ -22,7 +22,7 @@ use crate::view::View;
 /// etcd revokes expired leases in bursts, one event each. A single event is therefore shown after this time, so that a
 /// burst is judged as one. The bursts took some 10 ms; a lease takes seconds.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Ten times the largest cluster that is planned. Further members are skipped and counted.
+/// Ten times the largest cluster that is planned. Further members are skipped and counted; those that are known stay.
 pub(crate) const MEMBERS_MAX: usize = 10_000;
 /// Deleted keys that are remembered between two lists, and bad records. Beyond this number the oldest revision is
 /// forgotten. Then a replay of an event that old would show until the next list, or a bad record would be counted twice.
@@ -136,12 +136,9 @@ impl<T: Entry> Tracker<T> {
                     self.doubt_until = Some(now + self.timing.lease);
                     self.bad_at.clear();
                 }
-                let missing = self.apply_list(revision, records, &mut skipped);
-                match is_cut {
-                    true => self.keep_unread(revision, missing, &mut skipped),
-                    false => missing
-                        .into_iter()
-                        .for_each(|(name, member)| self.depart(now, name, member.entry)),
+                let missing = self.apply_list(revision, (records, is_cut), &mut skipped);
+                for (name, member) in missing {
+                    self.depart(now, name, member.entry);
                 }
             }
             Heard::Changed(changes) => {
@@ -209,32 +206,35 @@ impl<T: Entry> Tracker<T> {
         self.heard_at = Some(now);
     }
 
-    /// Returns the members that are not in the list.
+    /// Returns the members that are no longer in etcd. A member that would come after the end of a cut list may still be there, so it
+    /// stays. Known members go before new ones, so there are never more than [`MEMBERS_MAX`].
     fn apply_list(
         &mut self,
         revision: i64,
-        records: Vec<KeyRecord>,
+        (records, is_cut): (Vec<KeyRecord>, bool),
         skipped: &mut Vec<Skipped>,
     ) -> BTreeMap<String, Member<T>> {
         self.list_revision = revision;
         self.seen_revision = revision;
         self.deleted_at.clear();
         let mut missing: BTreeMap<String, Member<T>> = std::mem::take(&mut self.members);
-        for record in records {
+        if is_cut {
+            // etcd lists by key. If the last key is no name, nobody knows who would come before it, and all members stay.
+            let last = records.last().and_then(|record| self.name_of(&record.key));
+            self.members = missing.split_off(&last.unwrap_or_default());
+            let why = BadRecord::TooMany { max: MEMBERS_MAX };
+            self.skip(self.prefix.clone(), revision, why, skipped);
+        }
+        for record in &records {
             // The known entry is put back first: a record that has become unreadable leaves the last good one.
             if let Some((name, member)) = self.name_of(&record.key).and_then(|name| missing.remove_entry(&name)) {
                 self.members.insert(name, member);
             }
+        }
+        for record in records {
             self.put(record, skipped);
         }
         missing
-    }
-
-    /// A member that is not in a cut list may be after its end.
-    fn keep_unread(&mut self, revision: i64, missing: BTreeMap<String, Member<T>>, skipped: &mut Vec<Skipped>) {
-        self.members.extend(missing);
-        let why = BadRecord::TooMany { max: MEMBERS_MAX };
-        self.skip(self.prefix.clone(), revision, why, skipped);
     }
 
     fn apply_change(&mut self, now: Instant, change: Change, skipped: &mut Vec<Skipped>) {

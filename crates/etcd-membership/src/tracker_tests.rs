@@ -283,6 +283,39 @@ fn a_list_that_was_cut_off_takes_nobody_away() {
 }
 
 #[test]
+fn who_is_missing_before_the_end_of_a_cut_list_is_gone() {
+    let mut desk = Desk::listed(9, &[("a", 5), ("b", 6), ("c", 7), ("d", 8)]);
+    desk.hear(Heard::Listed {
+        revision: 10,
+        records: vec![record("a", 1, 5), record("c", 1, 7)],
+        is_cut: true,
+    });
+    desk.silence(SETTLE);
+    assert_eq!(desk.members(), ["a", "c", "d"]);
+}
+
+#[test]
+fn lists_that_are_cut_one_after_the_other_do_not_add_members_without_end() {
+    let mut desk = Desk::new();
+    let records = (1..MEMBERS_MAX)
+        .map(|number| record(&format!("c{number}"), 1, 5))
+        .collect();
+    desk.hear(Heard::Listed {
+        revision: 9,
+        records,
+        is_cut: false,
+    });
+    let skipped = desk.hear(Heard::Listed {
+        revision: 13,
+        records: vec![record("b1", 1, 10), record("b2", 1, 11), record("b3", 1, 12)],
+        is_cut: true,
+    });
+    let members = desk.members();
+    assert_eq!((skipped.len(), members.len()), (3, MEMBERS_MAX));
+    assert!(members.contains(&"b1".to_owned()), "there was one place");
+}
+
+#[test]
 fn the_next_call_is_due_when_something_changes_by_time_alone() {
     let mut desk = Desk::listed(9, &[("a", 1), ("b", 2), ("c", 3)]);
     assert_eq!(desk.tracker.tick(desk.now), Some(desk.now + LEASE), "stale then");
