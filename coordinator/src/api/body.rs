@@ -9,6 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
+use serving_core::stage::Stage;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::AppState;
@@ -106,16 +107,21 @@ pub async fn known_encoding(request: Request, next: Next) -> Response {
         .into_response()
 }
 
+/// A request's own time limit, and what is left of it for the body.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnLimit {
+    pub limit: Duration,
+    pub left: Duration,
+}
+
 /// The body as text, or the client's mistake. `place` is the request's among those of its key.
-pub async fn text(state: &AppState, body: Body, place: Option<Arc<InUse>>) -> Result<(String, Held), ApiError> {
-    let limit = state.limits.body_bytes_max;
-    let (bytes, room) = match tokio::time::timeout(BODY_READ_MAX, read(body, limit, &state.bodies)).await {
-        Ok(read) => read?,
-        Err(_) => {
-            let message = format!("The request body did not arrive within {} s.", BODY_READ_MAX.as_secs());
-            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
-        }
-    };
+pub async fn text(
+    state: &AppState,
+    body: Body,
+    place: Option<Arc<InUse>>,
+    time: Option<OwnLimit>,
+) -> Result<(String, Held), ApiError> {
+    let (bytes, room) = read(state, body, time).await?;
     if bytes.is_empty() {
         return Err(ApiError::bad_request(
             "The request body is empty; it must be a JSON object.",
@@ -131,14 +137,27 @@ pub async fn text(state: &AppState, body: Body, place: Option<Arc<InUse>>) -> Re
 /// The bytes, with their part of the budget.
 type Taken = (Vec<u8>, Option<OwnedSemaphorePermit>);
 
-async fn read(mut body: Body, limit: usize, budget: &BodyBudget) -> Result<Taken, ApiError> {
-    match take(&mut body, limit, budget).await {
-        Ok(taken) => Ok(taken),
-        Err(refusal) => {
+/// The time to read a refused body does not count: its client shall hear why it was refused.
+async fn read(state: &AppState, mut body: Body, time: Option<OwnLimit>) -> Result<Taken, ApiError> {
+    let (limit, budget) = (state.limits.body_bytes_max, &state.bodies);
+    let time_max = time.map_or(BODY_READ_MAX, |time| time.left.min(BODY_READ_MAX));
+    match tokio::time::timeout(time_max, take(&mut body, limit, budget)).await {
+        Ok(Ok(taken)) => Ok(taken),
+        Ok(Err(refusal)) => {
             budget.read_refused(body).await;
             Err(refusal)
         }
+        Err(_) => Err(late(time)),
     }
+}
+
+/// The error of a body that has not arrived, by which of the two limits was over first.
+fn late(time: Option<OwnLimit>) -> ApiError {
+    if let Some(own) = time.filter(|own| own.left <= BODY_READ_MAX) {
+        return ApiError::out_of_time(Stage::Parse, own.limit);
+    }
+    let message = format!("The request body did not arrive within {} s.", BODY_READ_MAX.as_secs());
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
 }
 
 async fn take(body: &mut Body, limit: usize, budget: &BodyBudget) -> Result<Taken, ApiError> {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use serving_core::cluster::Reach;
 use serving_core::node::NodeRole;
 use serving_core::request::{QueueLimit, RejectReason, RequestError};
+use serving_core::stage::Stage;
 
 use crate::request_handle::{Readiness, Rejected};
 
@@ -170,6 +171,15 @@ impl ApiError {
             (name, name),
             "This coordinator is shutting down and takes no new requests. Send the request to another one.",
         )
+    }
+
+    /// The time of a request was over before it could be given to anybody.
+    pub fn out_of_time(stage: Stage, waited: Duration) -> Self {
+        let error = RequestError::DeadlineExceeded {
+            stage: stage.name().to_owned(),
+            waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+        };
+        error.into()
     }
 
     pub fn internal(message: impl Into<String>) -> Self {

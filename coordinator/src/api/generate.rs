@@ -8,13 +8,13 @@ use axum::body::Body;
 use axum::extract::{Extension, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use serving_core::request::{Lane, Request, RequestError};
+use serving_core::request::{Lane, Request};
 use serving_core::stage::Stage;
 use tracing::{Instrument, Span};
 
 use super::AppState;
 use super::answering::{Answering, note_end, note_finish_reasons};
-use super::body::{self, Held};
+use super::body::{self, Held, OwnLimit};
 use super::calls::Calls;
 use super::content;
 use super::error::ApiError;
@@ -104,8 +104,8 @@ impl Call {
         let key = self.record.facts().key.clone();
         let mut labels = RequestLabels::new(headers, key.as_deref(), rules, self.state.limits.request_time_limit)?;
         self.record.update(|generation| generation.lane = labels.lane);
-        let (mut plan, held) = self.parse(body).await?;
-        // A slow upload may have used all of the time.
+        let (mut plan, held) = self.parse(body, labels.time_limit).await?;
+        // A slow upload, and the check of what came, may have used all of the time.
         self.time_left(labels.time_limit, Stage::Parse)?;
         let content = content::of_request(&self.state, &plan);
         self.record
@@ -150,12 +150,13 @@ impl Call {
 
     /// Reads the body and checks JSON and fields. The stage begins with the request's first byte, so that the sum of all
     /// stages begins there.
-    async fn parse(&self, body: Body) -> Result<(CheckedRequest, Held), ApiError> {
+    async fn parse(&self, body: Body, limit: Duration) -> Result<(CheckedRequest, Held), ApiError> {
         let _in_stage = InStage::new(self.state.metrics.clone(), Stage::Parse);
         let span = tracing::info_span!("parse", otel.kind = "internal");
         let place = self.record.facts().in_use.clone();
         let plan = async {
-            let (text, held) = body::text(&self.state, body, place).await?;
+            let left = limit.saturating_sub(self.record.waited());
+            let (text, held) = body::text(&self.state, body, place, Some(OwnLimit { limit, left })).await?;
             let plan = match self.endpoint {
                 Endpoint::Responses => responses::parse(&self.state, &text),
                 endpoint => request::parse(&self.state, endpoint, &text),
@@ -180,14 +181,14 @@ impl Call {
     ) -> Result<T, ApiError> {
         let left = limit.saturating_sub(self.record.waited());
         let done = tokio::time::timeout(left, work).await;
-        done.unwrap_or_else(|_| Err(out_of_time(Stage::Tokenize, self.record.waited())))
+        done.unwrap_or_else(|_| Err(ApiError::out_of_time(Stage::Tokenize, self.record.waited())))
     }
 
     /// What is left of the request's limit for what follows after `stage`.
     fn time_left(&self, limit: Duration, stage: Stage) -> Result<Duration, ApiError> {
         let waited = self.record.waited();
         let left = limit.checked_sub(waited).filter(|left| !left.is_zero());
-        left.ok_or_else(|| out_of_time(stage, waited))
+        left.ok_or_else(|| ApiError::out_of_time(stage, waited))
     }
 
     fn parsed_at(&self) -> Instant {
@@ -369,15 +370,6 @@ impl Drop for Counted {
     }
 }
 
-/// The time of a request was over before it could be given to anybody.
-fn out_of_time(stage: Stage, waited: Duration) -> ApiError {
-    let error = RequestError::DeadlineExceeded {
-        stage: stage.name().to_owned(),
-        waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
-    };
-    error.into()
-}
-
 fn insert(response: &mut Response, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         response.headers_mut().insert(name, value);
@@ -400,6 +392,7 @@ fn server_timing(times: &EdgeTimes) -> String {
 #[cfg(test)]
 mod tests {
     use axum::http::StatusCode;
+    use futures::StreamExt as _;
     use grammar::{GrammarError, Grammars};
     use serde_json::json;
     use tower::ServiceExt as _;
@@ -435,6 +428,32 @@ mod tests {
         let answered = tokio::time::timeout(PATIENCE, router(state).oneshot(request)).await;
         let answer = answered.expect("it does not wait for ever").expect("an answer");
         assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_stands_still_ends_with_the_time_of_its_request() {
+        let silent = futures::stream::pending::<Result<String, std::io::Error>>();
+        let request = completion("50", Body::from_stream(silent));
+        let answered = tokio::time::timeout(PATIENCE, router(without_vocabulary()).oneshot(request)).await;
+        let answer = answered.expect("before the limit of all uploads").expect("an answer");
+        assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
+        let answer = axum::body::to_bytes(answer.into_body(), usize::MAX).await;
+        let told: serde_json::Value = serde_json::from_slice(&answer.expect("its body")).expect("JSON");
+        assert_eq!(told["error"]["code"], "timeout");
+        let words = told["error"]["message"].as_str().expect("a text");
+        assert!(words.contains("50 ms in stage parse"), "{words}");
+    }
+
+    #[tokio::test]
+    async fn the_time_limit_hides_no_refusal_of_a_body() {
+        let rest = futures::stream::once(async {
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            Ok::<_, std::io::Error>(String::new())
+        });
+        let too_large = futures::stream::iter([Ok::<_, std::io::Error>("x".repeat(2 << 20))]);
+        let request = completion("20", Body::from_stream(too_large.chain(rest)));
+        let answer = router(without_vocabulary()).oneshot(request).await.expect("an answer");
+        assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
     }
 
     #[tokio::test]

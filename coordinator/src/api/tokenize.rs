@@ -63,7 +63,7 @@ async fn fields<T: DeserializeOwned>(
     request: Request,
 ) -> Result<(T, Held), ApiError> {
     let place = record.facts().in_use.clone();
-    let (body, held) = body::text(state, request.into_body(), place).await?;
+    let (body, held) = body::text(state, request.into_body(), place, None).await?;
     Ok((forms::read(&body)?, held))
 }
 
