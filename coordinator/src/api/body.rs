@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
@@ -96,10 +96,20 @@ impl BodyBudget {
 
 /// Refuses a body that comes in an encoding other than gzip. A layer unpacks gzip as the body is read, so all limits count
 /// unpacked bytes.
-pub async fn known_encoding(request: Request, next: Next) -> Response {
-    let encoding = request.headers().get(header::CONTENT_ENCODING);
-    if encoding.is_none_or(|encoding| encoding == "gzip" || encoding == "identity") {
-        return next.run(request).await;
+pub async fn known_encoding(mut request: Request, next: Next) -> Response {
+    let known = |said: &HeaderValue| {
+        let is_said = |name: &&str| said.as_bytes().eq_ignore_ascii_case(name.as_bytes());
+        ["gzip", "identity"].into_iter().find(is_said)
+    };
+    match request.headers().get(header::CONTENT_ENCODING).map(known) {
+        None => return next.run(request).await,
+        Some(Some(name)) => {
+            // Names of codings have no case (RFC 9110, section 8.4.1), and the layer that unpacks knows them in lower case alone.
+            let name = HeaderValue::from_static(name);
+            request.headers_mut().insert(header::CONTENT_ENCODING, name);
+            return next.run(request).await;
+        }
+        Some(None) => {}
     }
     let message = "The `Content-Encoding` of the request is not supported: send the body as it is, or with gzip.";
     ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
