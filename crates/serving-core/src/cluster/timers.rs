@@ -63,6 +63,10 @@ impl Cluster {
         if tracked.phase == Phase::Queued && tracked.placements == 0 {
             return self.queue_timed_out(now, request);
         }
+        // All tokens have come. Only a report is late, also where the request's time is over meanwhile.
+        if tracked.phase == Phase::Finishing {
+            return self.complete(now, request);
+        }
         if tracked.deadline <= now {
             let stage = tracked.phase.stage().name().to_string();
             let waited_ms = u64::try_from(tracked.request.time_limit.as_millis()).unwrap_or(u64::MAX);
@@ -70,7 +74,6 @@ impl Cluster {
         }
         match tracked.phase {
             Phase::Queued => self.queue_timed_out(now, request),
-            Phase::Finishing => self.complete(now, request),
             // The shell answers `EndAttempt` at once; only the deadline ends this wait.
             Phase::Recovering => self.set_wait(request, None),
             phase => self.wait_timed_out(now, key, phase),
