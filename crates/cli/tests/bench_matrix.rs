@@ -94,6 +94,16 @@ async fn a_row_or_a_cache_that_is_named_twice_is_refused() {
     }
 }
 
+/// The rows of `matrix` are A and B, which have users and no rate.
+#[tokio::test]
+async fn a_rate_that_no_row_has_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server().await;
+    let (code, words) = matrix(&server, folder.path(), &["--context", "128", "--rate", "4"]).await;
+    assert_eq!(code, Some(2), "{words}");
+    assert!(!folder.path().join("matrix").exists(), "{words}");
+}
+
 #[tokio::test]
 async fn a_matrix_is_a_folder_that_explains_itself() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -41,6 +41,8 @@ A cold row has prompts that no server has seen. Before a warm row its prompts (r
 Exit status: 0; 3 when a row does not meet the contract; 5 when the contract cannot be judged, because the client sent late;
 1 or 4 when the server fails meanwhile (the rows before are printed and kept); 130 after Ctrl-C.";
 
+/// As the help of --rate has it.
+const RATE_DEFAULT: f64 = 1.0;
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, Args)]
@@ -70,9 +72,9 @@ pub struct MatrixArgs {
     /// Requests of each row.
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     num_prompts: u32,
-    /// Requests a second of row F.
-    #[arg(long, default_value_t = 1.0, value_name = "RATE", value_parser = positive)]
-    rate: f64,
+    /// Requests a second of row F [default: 1]. Only with row F: the other rows have users, who wait for their answers.
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    rate: Option<f64>,
     /// Tokens of prompt and answer together, at most [default: max_model_len of /v1/models].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(32..))]
     context: Option<u32>,
@@ -159,8 +161,12 @@ pub fn run(args: &MatrixArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// The records of the second of two equal rows would be written over those of the first.
+/// The records of the second of two equal rows would be written over those of the first. A rate that no row has would be passed over.
 fn check(args: &MatrixArgs) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        args.rate.is_none() || args.rows.contains(&RowArg::F),
+        "--rate is for row F, and --rows does not name it: leave --rate out, or add F to --rows"
+    );
     let rows: Vec<String> = args.rows.iter().map(|row| row.letter()).collect();
     let caches: Vec<String> = args.cache.iter().map(|cache| cache.name().to_owned()).collect();
     for (flag, names) in [("--rows", rows), ("--cache", caches)] {
@@ -245,7 +251,9 @@ async fn one(
     let plan = match row.row().users() {
         Some(users) => plan(trace, Pace::Closed { users }),
         None => {
-            let trace = Arrivals::poisson(args.rate).apply(trace, seed).exit(Exit::Usage)?;
+            let trace = Arrivals::poisson(args.rate.unwrap_or(RATE_DEFAULT))
+                .apply(trace, seed)
+                .exit(Exit::Usage)?;
             plan(trace, Pace::Open { max_concurrency: None })
         }
     };

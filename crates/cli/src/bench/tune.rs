@@ -38,6 +38,8 @@ whose p99s are farther below their limits. Rejected points are kept.";
 
 /// Goodputs that differ by less are equal. One request more or less is as much in a short run.
 const EQUAL_SHARE: f64 = 0.05;
+/// As the help of --try-itl-target-ms has it.
+const ITL_TARGETS_MS_DEFAULT: [u32; 2] = [40, 80];
 /// What nodes take at least.
 const MIXED_STEP_TOKENS_MIN: u32 = 16;
 const STOP_WITHIN: Duration = Duration::from_secs(10);
@@ -56,8 +58,8 @@ pub struct TuneArgs {
     try_max_num_batched_tokens: Vec<u32>,
     #[arg(long, value_delimiter = ',', default_value = "4,8,16", value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
     try_max_num_seqs: Vec<u32>,
-    /// Only where nodes compute prompts and decode (Nc): on a decode node of its own, no prompt fills a step.
-    #[arg(long, value_delimiter = ',', default_value = "40,80", value_name = "MS,..", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    /// Only where nodes compute prompts and decode (Nc) [default: 40,80]: on a decode node of its own, no prompt fills a step.
+    #[arg(long, value_delimiter = ',', value_name = "MS,..", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     try_itl_target_ms: Vec<u32>,
     /// Requests a second that are offered, with Poisson arrivals.
     #[arg(long, value_name = "RATE", value_parser = positive)]
@@ -159,6 +161,7 @@ struct Tuned {
 }
 
 pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
+    check(args).exit(Exit::Usage)?;
     let model = model_of(args)?;
     let executable = std::env::current_exe().context("cannot find this program's own file to start the nodes from")?;
     let options = LocalClusterOptions::new(executable, args.topology, model);
@@ -191,6 +194,16 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<Exit> {
     })
 }
 
+/// Targets that no point would have would be passed over.
+fn check(args: &TuneArgs) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        args.try_itl_target_ms.is_empty() || matches!(args.topology, Topology::CoLocated { .. }),
+        "--try-itl-target-ms is for nodes that compute prompts and decode, and each node of {} does one of the two: leave it out, or give --topology 2c",
+        args.topology
+    );
+    Ok(())
+}
+
 fn model_of(args: &TuneArgs) -> anyhow::Result<PathBuf> {
     let model = resolve(&args.model).map_err(with_exit)?;
     Ok(model.path)
@@ -209,9 +222,10 @@ async fn tune(
     let mut left_out = Vec::new();
     let start = Knobs::of(&args.settings);
     let mut is_whole = true;
-    let targets: &[u32] = match matches!(args.topology, Topology::CoLocated { .. }) {
-        true => &args.try_itl_target_ms,
-        false => &[],
+    let targets: &[u32] = match (args.topology, args.try_itl_target_ms.as_slice()) {
+        (Topology::Disaggregated { .. }, _) => &[],
+        (Topology::CoLocated { .. }, []) => &ITL_TARGETS_MS_DEFAULT,
+        (Topology::CoLocated { .. }, given) => given,
     };
     'knobs: for (knob, values) in [
         (Knob::MaxNumBatchedTokens, args.try_max_num_batched_tokens.as_slice()),

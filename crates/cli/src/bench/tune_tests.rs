@@ -197,17 +197,16 @@ async fn a_point_at_which_nothing_was_answered_is_not_chosen() {
 
 #[tokio::test]
 async fn the_time_of_a_step_is_tried_last_and_only_where_nodes_compute_prompts_and_decode() {
-    let targets_on = async |topology: &str| {
-        let args = args(&[
+    let targets_on = async |topology: &str, targets: &[&str]| {
+        let words = [
             "--topology",
             topology,
             "--try-max-num-batched-tokens",
             "64",
             "--try-max-num-seqs",
             "4",
-            "--try-itl-target-ms",
-            "30,60",
-        ]);
+        ];
+        let args = args(&[&words[..], targets].concat());
         let mut tried = Vec::new();
         let outcome = tune(&args, async |knobs: Knobs| {
             tried.push(knobs);
@@ -224,10 +223,22 @@ async fn the_time_of_a_step_is_tried_last_and_only_where_nodes_compute_prompts_a
         let chosen = points.into_iter().find(|point| point.is_chosen).expect("one is best");
         (tried.split_off(2), chosen.settings.get("itl_target_ms").cloned())
     };
-    let (targets, chosen) = targets_on("2c").await;
+    let (targets, chosen) = targets_on("2c", &["--try-itl-target-ms", "30,60"]).await;
     let targets: Vec<_> = targets.iter().map(|knobs| knobs.itl_target_ms).collect();
     assert_eq!(targets, [Some(30), Some(60)]);
     assert_eq!(chosen, Some(60.into()));
-    let (targets, chosen) = targets_on("1p1d").await;
+    let (targets, _) = targets_on("2c", &[]).await;
+    assert_eq!(targets.len(), ITL_TARGETS_MS_DEFAULT.len());
+    let (targets, chosen) = targets_on("1p1d", &[]).await;
     assert!(targets.is_empty() && chosen.is_none());
+}
+
+#[test]
+fn targets_that_no_point_would_have_are_refused() {
+    let checked = |words: &[&str]| check(&args(words));
+    assert!(checked(&["--topology", "1p1d", "--try-itl-target-ms", "30"]).is_err());
+    let on_both = ["--topology", "2c", "--try-itl-target-ms", "30"];
+    for taken in [&on_both[..], &["--topology", "1p1d"]] {
+        assert!(checked(taken).is_ok(), "{taken:?}");
+    }
 }

@@ -152,12 +152,12 @@ pub(super) struct TrafficArgs {
     pub prefix_repetition_num_prefixes: u32,
     #[arg(long, default_value_t = 128, value_name = "TOKENS")]
     pub prefix_repetition_output_len: u32,
-    /// Turns of each conversation.
-    #[arg(long, default_value_t = 4, value_name = "N")]
-    pub turns: u32,
-    /// Mean time between an answer and the next message.
-    #[arg(long, default_value_t = 1000, value_name = "MS")]
-    pub think_time_ms: u64,
+    /// Turns of each conversation [default: 4]. Only with conversations.
+    #[arg(long, value_name = "N")]
+    pub turns: Option<u32>,
+    /// Mean time between an answer and the next message [default: 1000]. Only with conversations.
+    #[arg(long, value_name = "MS")]
+    pub think_time_ms: Option<u64>,
     /// Divides the lengths and blocks of a trace.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub length_scale: u32,

@@ -22,6 +22,10 @@ use super::plan::{Pace, Prompts};
 const REQUESTS_DEFAULT: usize = 1000;
 /// As many as `vllm bench serve` asks for.
 const OUTPUT_TOKENS_DEFAULT: u32 = 128;
+/// As the help of --turns has it.
+const TURNS_DEFAULT: u32 = 4;
+/// As the help of --think-time-ms has it.
+const THINK_TIME_MS_DEFAULT: u64 = 1_000;
 /// The block size of baton and of vLLM.
 const BLOCK_TOKENS: u32 = 16;
 /// The burstiness of a Poisson process, as the help of --burstiness has it.
@@ -77,8 +81,8 @@ pub(super) fn traffic(args: &TrafficArgs, pace: &PaceArgs) -> anyhow::Result<Tra
     })
 }
 
-/// Refuses flags of recorded files and of cold caches where the dataset would pass them over: whoever gives one expects that it counts.
-/// Lengths have defaults and are not checked.
+/// Refuses flags of recorded files, of conversations and of cold caches where the dataset would pass them over: whoever gives one expects
+/// that it counts. Lengths have defaults and are not checked.
 fn check_dataset(args: &TrafficArgs) -> anyhow::Result<()> {
     let dataset = args.dataset_name;
     ensure!(
@@ -95,6 +99,16 @@ fn check_dataset(args: &TrafficArgs) -> anyhow::Result<()> {
         ensure!(
             dataset == Dataset::Trace,
             "{flag} changes a recorded trace: give it with --dataset-name trace, or leave it out"
+        );
+    }
+    let of_conversations = [
+        ("--turns", args.turns.is_some()),
+        ("--think-time-ms", args.think_time_ms.is_some()),
+    ];
+    if let Some((flag, _)) = of_conversations.iter().find(|(_, is_given)| *is_given) {
+        ensure!(
+            dataset == Dataset::Conversations,
+            "{flag} is for conversations: give it with --dataset-name conversations, or leave it out"
         );
     }
     ensure!(
@@ -182,15 +196,16 @@ fn content(args: &TrafficArgs) -> anyhow::Result<(Trace, Prompts, Option<Trace>)
 }
 
 fn conversations(args: &TrafficArgs, requests: usize, length: impl Fn(u32) -> Length) -> anyhow::Result<Trace> {
-    ensure!(args.turns > 0, "a conversation has at least one turn");
-    let conversations = requests.div_ceil(args.turns as usize);
+    let turns = args.turns.unwrap_or(TURNS_DEFAULT);
+    ensure!(turns > 0, "a conversation has at least one turn: raise --turns");
+    let conversations = requests.div_ceil(turns as usize);
     let shape = Conversations {
         conversations: u32::try_from(conversations).context("too many conversations")?,
-        turns: args.turns,
+        turns,
         system_tokens: args.random_prefix_len,
         message: length(args.random_input_len),
         output: length(args.random_output_len.unwrap_or(OUTPUT_TOKENS_DEFAULT)),
-        think_time: Duration::from_millis(args.think_time_ms),
+        think_time: Duration::from_millis(args.think_time_ms.unwrap_or(THINK_TIME_MS_DEFAULT)),
         block_tokens: BLOCK_TOKENS,
         context_tokens_max: args.context_len,
     };
@@ -356,6 +371,9 @@ mod tests {
             "--time-scale 2",
             "--spread-steps-s 3",
             "--context-len 2048",
+            "--turns 4",
+            "--think-time-ms 500",
+            "--dataset-name prefix_repetition --turns 4",
             "--dataset-name prefix_repetition --dataset-path texts.jsonl",
             "--ramp-up-start-rps 1 --ramp-up-end-rps 8",
             "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 8 --request-rate 4",
@@ -373,6 +391,7 @@ mod tests {
         }
         for words in [
             "--dataset-name conversations --context-len 100000",
+            "--dataset-name conversations --turns 2 --think-time-ms 500",
             "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 8",
             "--scenario offline --request-rate inf",
             "--scenario offline --max-concurrency 4",
