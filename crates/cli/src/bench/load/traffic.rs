@@ -13,7 +13,7 @@ use workload::shapes::conversations::Conversations;
 use workload::shapes::prefixes::SharedPrefixes;
 use workload::shapes::{Length, Mix};
 use workload::trace::scaling::{Scaling, StepSpread};
-use workload::trace::{ReadLimits, Trace};
+use workload::trace::{ReadLimits, Trace, Turn};
 
 use super::args::{Cache, Dataset, PaceArgs, PromptForm, RampUp, Scenario, TrafficArgs};
 use super::plan::{Pace, Prompts};
@@ -195,6 +195,7 @@ fn content(args: &TrafficArgs) -> anyhow::Result<(Trace, Prompts, Option<Trace>)
     Ok((shared.trace(requests, args.seed)?, drawn, Some(shared.warm_up()?)))
 }
 
+/// As many requests as were asked for: the last conversation has fewer turns where they do not come out even.
 fn conversations(args: &TrafficArgs, requests: usize, length: impl Fn(u32) -> Length) -> anyhow::Result<Trace> {
     let turns = args.turns.unwrap_or(TURNS_DEFAULT);
     ensure!(turns > 0, "a conversation has at least one turn: raise --turns");
@@ -209,7 +210,13 @@ fn conversations(args: &TrafficArgs, requests: usize, length: impl Fn(u32) -> Le
         block_tokens: BLOCK_TOKENS,
         context_tokens_max: args.context_len,
     };
-    Ok(shape.trace(args.seed)?)
+    let mut trace = shape.trace(args.seed)?;
+    let (last, before) = (conversations as u64 - 1, (conversations - 1) * turns as usize);
+    let is_asked_for = |turn: Turn| turn.conversation != last || (turn.turn as usize) < requests - before;
+    trace
+        .requests
+        .retain(|request| request.conversation.is_none_or(is_asked_for));
+    Ok(trace)
 }
 
 fn scaling(args: &TrafficArgs) -> anyhow::Result<Scaling> {
@@ -402,6 +409,27 @@ mod tests {
         ] {
             of(&format!("--num-prompts 4 {words}")).unwrap_or_else(|error| panic!("{words}: {error:#}"));
         }
+    }
+
+    #[test]
+    fn as_many_turns_are_sent_as_requests_were_asked_for() {
+        let turns = |words: &str| {
+            let found = of(&format!("--dataset-name conversations --turns 4 --num-prompts {words}"));
+            let requests = found.expect("conversations").trace.requests;
+            let mut turns: Vec<(u64, u32)> = requests
+                .iter()
+                .filter_map(|request| request.conversation)
+                .map(|turn| (turn.conversation, turn.turn))
+                .collect();
+            turns.sort_unstable();
+            turns
+        };
+        let whole = |conversation: u64| (0..4).map(move |turn| (conversation, turn));
+        let eight: Vec<_> = whole(0).chain(whole(1)).collect();
+        assert_eq!(turns("8 --users 2"), eight);
+        assert_eq!(turns("10 --request-rate 4"), [&eight[..], &[(2, 0), (2, 1)]].concat());
+        assert_eq!(turns("1"), [(0, 0)]);
+        assert!(of("--dataset-name conversations --num-prompts 0").is_err());
     }
 
     #[test]
