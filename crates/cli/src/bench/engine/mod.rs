@@ -10,7 +10,7 @@ mod rig;
 mod speed;
 mod sweep;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -19,7 +19,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use service_runtime::config::ByteSize;
 use simulator::costs::{Costs, HostCosts, LinkCosts, Overheads};
 
-use crate::exit::Exit;
+use crate::exit::{Exit, WithExit as _};
 use crate::model::{resolve, with_exit};
 use crate::terminal::say;
 use rig::Rig;
@@ -115,12 +115,11 @@ pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
         return speed::run(args, &Opening::of(args)?);
     }
     let overheads = match &args.overheads {
-        Some(path) => serde_json::from_str(&read(path)?)
-            .with_context(|| format!("{} is no output of benchmarks/simulator/overheads", path.display()))?,
+        Some(path) => read_overheads(path).exit(Exit::Usage)?,
         None => OVERHEADS,
     };
     let link = match &args.link {
-        Some(path) => report::link_of(&read(path)?).with_context(|| format!("cannot use {}", path.display()))?,
+        Some(path) => read_link(path).exit(Exit::Usage)?,
         None => default_link(),
     };
     let opening = Opening::of(args)?;
@@ -184,7 +183,20 @@ fn origin(args: &EngineArgs) -> String {
     origin
 }
 
-fn read(path: &PathBuf) -> anyhow::Result<String> {
+/// # Errors
+/// The file cannot be read, or is something else.
+fn read_overheads(path: &Path) -> anyhow::Result<Overheads> {
+    serde_json::from_str(&read(path)?)
+        .with_context(|| format!("{} is no output of benchmarks/simulator/overheads", path.display()))
+}
+
+/// # Errors
+/// As [`read_overheads`].
+fn read_link(path: &Path) -> anyhow::Result<LinkCosts> {
+    report::link_of(&read(path)?).with_context(|| format!("cannot use {}", path.display()))
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
@@ -268,5 +280,20 @@ mod tests {
         let line = Line::try_parse_from(["engine", "--model", "gpt-17"]).expect("flags");
         let error = Opening::of(&line.args).expect_err("no such model");
         assert_eq!(crate::exit::of(&error), Exit::Usage, "{error:#}");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_or_is_something_else_is_a_usage_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let other = folder.path().join("other.json");
+        std::fs::write(&other, "something else").expect("a file");
+        for flag in ["--link", "--overheads"] {
+            for file in [&other, &folder.path().join("none.json")] {
+                let words = ["engine", flag, file.to_str().expect("text")];
+                let line = Line::try_parse_from(words).expect("flags");
+                let error = run(&line.args).expect_err("no such costs");
+                assert_eq!(crate::exit::of(&error), Exit::Usage, "{error:#}");
+            }
+        }
     }
 }
