@@ -1,7 +1,7 @@
 //! `baton keys`: makes, lists and revokes the API keys of clients. It changes the file that `--api-keys` of the coordinator
 //! names, so it runs where that file is.
 
-use std::io::Write as _;
+use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
@@ -115,8 +115,13 @@ pub fn run(args: &KeysArgs) -> anyhow::Result<Exit> {
 }
 
 fn create(args: &CreateArgs) -> anyhow::Result<Exit> {
+    create_to(args, &mut crate::stdout::stdout())
+}
+
+fn create_to(args: &CreateArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let (file, name) = (&args.file.file, &args.name);
     let secret = SecretKey::random();
+    let hash = KeyHash::of(secret.text());
     KeyFile::change(file, |keys| {
         if keys.keys.iter().any(|key| key.name == *name) {
             let error = anyhow::anyhow!(
@@ -127,7 +132,7 @@ fn create(args: &CreateArgs) -> anyhow::Result<Exit> {
         }
         keys.keys.push(ClientKey {
             name: name.clone(),
-            sha256: KeyHash::of(secret.text()),
+            sha256: hash,
             scopes: args.scope.iter().copied().collect(),
             tenant: args.tenant.clone(),
             lane: args.lane,
@@ -140,17 +145,37 @@ fn create(args: &CreateArgs) -> anyhow::Result<Exit> {
         });
         Ok(())
     })?;
-    let mut out = crate::stdout::stdout();
-    if args.json {
-        writeln!(out, "{}", json!({"name": name.as_str(), "key": secret.text()}))?;
-    } else {
-        writeln!(out, "{}", secret.text())?;
+    let line = match args.json {
+        true => json!({"name": name.as_str(), "key": secret.text()}).to_string(),
+        false => secret.text().to_owned(),
+    };
+    if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {
+        return Err(unseen(args, hash, &error));
     }
     say!(
         "the key of {name} is in {} as a hash only: keep the line above, it is shown this once",
         file.display()
     );
     Ok(Exit::Ok)
+}
+
+/// Nobody can have seen a key that could not be printed, so it does not stay in the file. The cause is in the words alone: a reader of stdout
+/// that has gone would end the verb with status 0.
+fn unseen(args: &CreateArgs, hash: KeyHash, error: &io::Error) -> anyhow::Error {
+    let (file, name, hash) = (&args.file.file, &args.name, hash.to_string());
+    let removed = KeyFile::change(file, |keys| {
+        keys.keys.retain(|key| key.sha256.to_string() != hash);
+        anyhow::Ok(())
+    });
+    let file = file.display();
+    match removed {
+        Ok(()) => anyhow::anyhow!(
+            "the key of {name} could not be printed ({error}), so it is not in {file} any more: make it again where stdout takes it"
+        ),
+        Err(kept) => anyhow::anyhow!(
+            "the key of {name} could not be printed ({error}), and it is still in {file} ({kept:#}): take it out with `baton keys revoke {name} --file {file}`"
+        ),
+    }
 }
 
 fn list(args: &ListArgs) -> anyhow::Result<Exit> {
@@ -247,8 +272,8 @@ fn revoke(args: &RevokeArgs) -> anyhow::Result<Exit> {
 mod tests {
     use super::*;
 
-    fn created(file: &std::path::Path, name: &str) -> anyhow::Result<Exit> {
-        create(&CreateArgs {
+    fn arguments(file: &std::path::Path, name: &str) -> CreateArgs {
+        CreateArgs {
             name: name.parse().expect("a name"),
             scope: vec![Scope::Inference, Scope::Metrics],
             tenant: None,
@@ -259,7 +284,30 @@ mod tests {
             concurrent_requests: None,
             file: FileArgs { file: file.to_owned() },
             json: true,
-        })
+        }
+    }
+
+    fn created(file: &std::path::Path, name: &str) -> anyhow::Result<Exit> {
+        create(&arguments(file, name))
+    }
+
+    #[test]
+    fn a_key_that_could_not_be_printed_does_not_stay_in_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("keys.toml");
+        created(&file, "a").expect("is made");
+        let names = || -> Vec<String> {
+            let keys = KeyFile::load(&file).expect("is read").keys;
+            keys.iter().map(|key| key.name.as_str().to_owned()).collect()
+        };
+        let unread = create_to(&arguments(&file, "b"), &mut crate::stdout::test_kit::unread());
+        assert_eq!(
+            crate::exit::report(unread, crate::exit::ErrorForm::Text),
+            Exit::Failure.into()
+        );
+        assert_eq!(names(), ["a"]);
+        created(&file, "b").expect("the name is free");
+        assert_eq!(names(), ["a", "b"]);
     }
 
     #[test]
