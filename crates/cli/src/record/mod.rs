@@ -228,6 +228,7 @@ fn summary(out: &Path, facts: &TraceFacts) -> String {
 mod tests {
     use super::*;
     use crate::exit::ExitError;
+    use crate::observe::test_kit::{Answer, TestServer};
 
     #[test]
     fn a_place_that_cannot_take_the_trace_is_refused_before_the_recording() {
@@ -247,6 +248,27 @@ mod tests {
         assert_eq!((failed(broken()), failed(Ok(()))), (Exit::Unreachable, Exit::Failure));
         let kept = |ended| exit_of(ended, false).expect("something was recorded");
         assert_eq!((kept(broken()), kept(Ok(()))), (Exit::Unreachable, Exit::Ok));
+    }
+
+    /// What fails meanwhile is borne for a while, so the end of the time comes first.
+    #[tokio::test]
+    async fn a_coordinator_that_is_gone_at_the_end_is_unreachable_also_when_nothing_was_recorded() {
+        let begin =
+            r#"{"next_ended_from":5,"now_unix_ms":1000,"kept":5,"prefixes":{"block_tokens":16,"recording":"a"}}"#;
+        let server = TestServer::start(vec![Answer::json("/admin/requests", begin)]).await;
+        let args = RecordArgs {
+            out: PathBuf::from("monday.jsonl"),
+            time: Some(Duration::ZERO),
+            prompts_max: 1,
+            url: UrlArgs::of(&server.url),
+            json: false,
+        };
+        let client = AdminClient::new(&args.url).expect("a URL");
+        let mut follower = Follower::start(&client).await.expect("started");
+        let mut signals = Signals::install().expect("signals");
+        let ended = followed(&args, (&mut follower, &mut signals)).await;
+        let error = exit_of(ended, true).expect_err("nobody answers");
+        assert_eq!(crate::exit::of(&error), Exit::Unreachable, "{error:#}");
     }
 
     #[test]
