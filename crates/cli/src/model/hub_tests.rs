@@ -384,13 +384,34 @@ fn a_download_goes_on_where_it_was_cut() {
     assert!(!asked.iter().any(|asked| asked.ends_with("config.json")), "{asked:?}");
 }
 
+/// As if so much of the model had arrived before.
+fn keep_incomplete(hub: &Hub, content: &[u8]) -> PathBuf {
+    let blobs = hub.path("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let file = blobs.join(format!("{}.incomplete", hex(&Sha256::digest(MODEL))));
+    fs::write(&file, content).unwrap();
+    file
+}
+
+/// Its process ended while the file had no name yet.
+#[test]
+fn a_file_that_is_all_there_is_not_asked_for_again() {
+    let hub = folder_hub();
+    let incomplete = keep_incomplete(&hub, MODEL);
+    let path = hub.fetch("org/tiny").unwrap();
+    assert_eq!(fs::read(path.join("model.safetensors")).unwrap(), MODEL);
+    assert!(!incomplete.exists());
+    let asked = hub.asked();
+    assert!(
+        !asked.iter().any(|asked| asked.contains("model.safetensors")),
+        "{asked:?}"
+    );
+}
+
 #[test]
 fn what_was_kept_of_another_file_is_not_mixed_in() {
     let hub = folder_hub();
-    let blobs = hub.path("blobs");
-    fs::create_dir_all(&blobs).unwrap();
-    let incomplete = blobs.join(format!("{}.incomplete", hex(&Sha256::digest(MODEL))));
-    fs::write(&incomplete, b"something else").unwrap();
+    let incomplete = keep_incomplete(&hub, b"something else");
     let error = hub_error(hub.fetch("org/tiny"));
     assert!(
         matches!(&error, HubError::WrongHash { file, .. } if file == "model.safetensors"),
@@ -398,9 +419,12 @@ fn what_was_kept_of_another_file_is_not_mixed_in() {
     );
     assert!(!incomplete.exists());
     // As long as the file, and longer: nothing is left to ask for, so it comes anew.
-    fs::write(&incomplete, vec![0; MODEL.len() + 1]).unwrap();
-    let path = hub.fetch("org/tiny").unwrap();
-    assert_eq!(fs::read(path.join("model.safetensors")).unwrap(), MODEL);
+    for length in [MODEL.len(), MODEL.len() + 1] {
+        let hub = folder_hub();
+        keep_incomplete(&hub, &vec![0; length]);
+        let path = hub.fetch("org/tiny").unwrap();
+        assert_eq!(fs::read(path.join("model.safetensors")).unwrap(), MODEL);
+    }
 }
 
 #[test]
