@@ -32,6 +32,8 @@ pub enum CertsVerb {
     /// Make an authority in a folder, and the first certificates.
     Init(InitArgs),
     /// Make certificates with the authority of a folder. One that is there is replaced by a new one.
+    ///
+    /// Files are called by the NAME alone. So api/NAME and etcd/NAME are refused where NAME is a process, and the other way round.
     Issue(IssueArgs),
 }
 
@@ -136,7 +138,8 @@ fn in_words(error: AuthorityError) -> anyhow::Error {
         AuthorityError::Cluster(_)
         | AuthorityError::Process(_)
         | AuthorityError::Host(_)
-        | AuthorityError::Exists(_) => anyhow::Error::new(ExitError::new(Exit::Usage, error.into())),
+        | AuthorityError::Exists(_)
+        | AuthorityError::OtherKind { .. } => anyhow::Error::new(ExitError::new(Exit::Usage, error.into())),
         AuthorityError::File { .. } | AuthorityError::Unreadable(_) | AuthorityError::Make(_) => error.into(),
     }
 }

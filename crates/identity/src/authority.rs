@@ -39,6 +39,8 @@ pub enum AuthorityError {
     Host(String),
     #[error("{path} is there already: an authority is made once. `baton certs issue` makes further certificates with it", path = .0.display())]
     Exists(PathBuf),
+    #[error("{path} is there already, for {there}: choose another name, or move the two files of that one away first", path = .path.display())]
+    OtherKind { path: PathBuf, there: &'static str },
     #[error("{path}: {why}", path = .path.display())]
     File { path: PathBuf, why: String },
     #[error(transparent)]
@@ -145,6 +147,24 @@ impl CertificateFiles {
         }
     }
 
+    /// Both kinds of certificates lie in one folder under their names. Whoever runs with the files that are there has no use for a certificate
+    /// of the other kind. What is no certificate is replaced.
+    fn check_kind(&self, process: &CertifiedProcess) -> Result<(), AuthorityError> {
+        let Ok(found) = certificates("the certificate that is there", &self.certificate) else {
+            return Ok(());
+        };
+        let uris = found.first().map(uris_of).unwrap_or_default();
+        let there = match uris.iter().any(|uri| uri.starts_with("spiffe://")) {
+            true if process.names_hosts() => "a process of the cluster",
+            false if !process.names_hosts() => "the API or etcd",
+            _ => return Ok(()),
+        };
+        Err(AuthorityError::OtherKind {
+            path: self.certificate.clone(),
+            there,
+        })
+    }
+
     /// The key first: a process that looks in between finds two that do not belong together, and looks again.
     fn write(&self, certificate: &str, key: &KeyPair) -> Result<(), AuthorityError> {
         write(&self.key, &key.serialize_pem(), 0o600)?;
@@ -221,11 +241,14 @@ impl Authority {
         CertificateFiles::of(&self.folder, AUTHORITY).certificate
     }
 
-    /// Makes a certificate with a new key, which is valid from an hour ago `until` then. One of this name that is there is replaced.
+    /// Makes a certificate with a new key, which is valid from an hour ago `until` then. One of this name that is there is replaced, but
+    /// not that of a process of the cluster by one that names hosts, nor the other way round.
     ///
     /// # Errors
-    /// The files cannot be written.
+    /// The files cannot be written, or are of the other kind.
     pub fn issue(&self, process: &CertifiedProcess, until: SystemTime) -> Result<CertificateFiles, AuthorityError> {
+        let files = CertificateFiles::of(&self.folder, &process.name);
+        files.check_kind(process)?;
         let mut params = params(&process.name, until)?;
         for role in &process.roles {
             let name = PeerName {
@@ -250,7 +273,6 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
-        let files = CertificateFiles::of(&self.folder, &process.name);
         files.write(&certificate.pem(), &key)?;
         Ok(files)
     }

@@ -376,6 +376,39 @@ async fn clients_find_the_hosts_in_the_certificate_of_the_api_and_it_belongs_to_
     }
 }
 
+/// They lie in one folder, and files have the name alone.
+#[test]
+fn a_certificate_that_names_hosts_and_that_of_a_process_do_not_replace_each_other() {
+    let cluster = Cluster::new("demo");
+    let issue = |process: &str| {
+        let process: CertifiedProcess = process.parse().unwrap();
+        cluster
+            .authority
+            .issue(&process, in_days(1))
+            .map_err(|error| error.to_string())
+    };
+    let both = [
+        ("decode/a", ["api/a", "etcd/a"]),
+        ("api/b", ["decode/b", "prefill,decode/b"]),
+    ];
+    for (first, others) in both {
+        let files = issue(first).unwrap();
+        let read = || {
+            (
+                std::fs::read(&files.certificate).unwrap(),
+                std::fs::read(&files.key).unwrap(),
+            )
+        };
+        let before = read();
+        for other in others {
+            assert!(issue(other).is_err(), "{other} after {first}");
+            assert_eq!(read(), before, "{other} after {first}");
+        }
+        issue(first).unwrap();
+        assert_ne!(read(), before, "a new one for {first}");
+    }
+}
+
 #[tokio::test]
 async fn the_certificate_of_etcd_names_hosts_and_takes_no_part() {
     let cluster = Cluster::new("demo");
