@@ -161,7 +161,8 @@ fn tails(cluster: &SeenRun, process: Option<&str>, known: &[String]) -> anyhow::
         .into_iter()
         .filter(|name| process.is_none_or(|process| process == name));
     let new = wanted.filter(|name| !known.contains(name));
-    Ok(new.map(|name| Tail::new(&cluster.facts.logs, name)).collect())
+    let facts = &cluster.facts;
+    Ok(new.map(|name| Tail::new(&facts.logs, name, facts.started())).collect())
 }
 
 /// The processes of the cluster that runs here, for the completion of the command line.

@@ -75,8 +75,8 @@ pub struct UpArgs {
     pub api_keys: Option<PathBuf>,
     #[command(flatten)]
     pub settings: ClusterSettings,
-    /// Write each process's log to DIR/NAME.log, without a limit [default: 16 MiB of each where `baton logs` finds them, until
-    /// the cluster has ended well].
+    /// Write each process's log to DIR/NAME.log, without a limit. The one of the run before becomes NAME.log.1 [default: 16 MiB of
+    /// each where `baton logs` finds them, until the cluster has ended well].
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
     /// Do not show the processes' log lines (their last ones are still shown when one dies).

@@ -1,4 +1,4 @@
-//! The log of one process. With a limit it is two files: the one that grows, and the one before it.
+//! The log of one process: the file that grows, and the one before it, which is of an earlier process of its name or was full.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -25,13 +25,19 @@ pub(super) struct LogFile {
 }
 
 impl LogFile {
+    /// What an earlier process of this name has logged becomes the file before.
+    ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be made, or the earlier one cannot get its new name.
     pub fn create(folder: &Path, name: &str, bytes_max: Option<u64>) -> io::Result<Self> {
-        let path = path(folder, name);
+        let (path, path_before) = (path(folder, name), path_before(folder, name));
+        // A link or a pipe that somebody has put there stays in its place.
+        if fs::symlink_metadata(&path).is_ok_and(|there| there.is_file() && there.len() > 0) {
+            fs::rename(&path, &path_before)?;
+        }
         Ok(Self {
             file: File::create(&path)?,
-            path_before: path_before(folder, name),
+            path_before,
             path,
             bytes: 0,
             bytes_max,
@@ -65,6 +71,25 @@ impl LogFile {
 mod tests {
     use super::*;
 
+    fn read(path: PathBuf) -> String {
+        fs::read_to_string(path).expect("a file")
+    }
+
+    #[test]
+    fn the_log_of_an_earlier_process_of_the_name_is_kept_until_the_next_one_has_said_something() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let create = || LogFile::create(folder.path(), "decode-0", None).expect("a file");
+        create().add("of the first");
+        create().add("of the second");
+        assert_eq!(read(path(folder.path(), "decode-0")), "of the second\n");
+        assert_eq!(read(path_before(folder.path(), "decode-0")), "of the first\n");
+        for _silent in 0..2 {
+            create();
+            assert_eq!(read(path(folder.path(), "decode-0")), "");
+            assert_eq!(read(path_before(folder.path(), "decode-0")), "of the second\n");
+        }
+    }
+
     #[test]
     fn a_log_with_a_limit_keeps_its_last_lines_and_never_more_than_two_files() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -72,7 +97,6 @@ mod tests {
         for line in ["first", "second", "third", "fourth", "fifth"] {
             log.add(line);
         }
-        let read = |path: PathBuf| fs::read_to_string(path).expect("a file");
         assert_eq!(read(path(folder.path(), "decode-0")), "fifth\n");
         assert_eq!(read(path_before(folder.path(), "decode-0")), "third\nfourth\n");
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 2);

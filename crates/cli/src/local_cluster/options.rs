@@ -45,7 +45,7 @@ pub struct LocalClusterOptions {
     pub direct_secret: ClusterSecret,
     /// Memory for the packed weights of all nodes. `None`: each node has its own.
     pub weights: Option<Arc<WeightsFile>>,
-    /// Each process's stderr is also written to `DIR/NAME.log`.
+    /// Each process's stderr is also written to `DIR/NAME.log`. A file that is there becomes `NAME.log.1`.
     pub log_dir: Option<PathBuf>,
     /// Bytes after which a log begins anew; what was in it is kept as `NAME.log.1`. `None`: logs grow.
     pub log_bytes_max: Option<u64>,

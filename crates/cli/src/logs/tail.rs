@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::local_cluster::{log_path, log_path_before};
 
@@ -16,6 +17,8 @@ pub(super) struct Tail {
     pub name: String,
     path: PathBuf,
     path_before: PathBuf,
+    /// What nobody has written to since then is of an earlier cluster, which had its logs in the same folder.
+    since: SystemTime,
     /// `None`: there is no file yet.
     open: Option<OpenLog>,
 }
@@ -25,13 +28,16 @@ pub(super) struct Tail {
 struct OpenLog {
     file: File,
     inode: u64,
+    written: SystemTime,
     /// Where the last whole line that was read ends.
     offset: u64,
 }
 
 impl Tail {
-    pub fn new(folder: &Path, name: String) -> Self {
+    /// The log in `folder` of a cluster that started at `since`.
+    pub fn new(folder: &Path, name: String, since: SystemTime) -> Self {
         Self {
+            since,
             path: log_path(folder, &name),
             path_before: log_path_before(folder, &name),
             name,
@@ -48,7 +54,8 @@ impl Tail {
             return Ok(Vec::new());
         };
         // A log that began anew after it was opened is the file before now, and is not read twice.
-        let before = OpenLog::of(&self.path_before)?.filter(|before| before.inode != newest.inode);
+        let is_own = |before: &OpenLog| before.inode != newest.inode && before.written >= self.since;
+        let before = OpenLog::of(&self.path_before)?.filter(is_own);
         let mut lines = match before {
             Some(mut before) => before.end()?,
             None => Vec::new(),
@@ -85,11 +92,15 @@ impl OpenLog {
     /// `None`: there is no such file.
     fn of(path: &Path) -> io::Result<Option<Self>> {
         match File::open(path) {
-            Ok(file) => Ok(Some(Self {
-                inode: file.metadata()?.ino(),
-                file,
-                offset: 0,
-            })),
+            Ok(file) => {
+                let facts = file.metadata()?;
+                Ok(Some(Self {
+                    inode: facts.ino(),
+                    written: facts.modified()?,
+                    file,
+                    offset: 0,
+                }))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -109,7 +120,7 @@ impl OpenLog {
 
     /// The whole lines that have not been read.
     fn whole_lines(&mut self) -> io::Result<Vec<String>> {
-        // A process that was started again writes into the same file of a user's folder from its beginning.
+        // Somebody has emptied the file, as with `: > decode-0.log` in a folder of the user's.
         if self.offset > self.file.metadata()?.len() {
             self.offset = 0;
         }
@@ -128,6 +139,7 @@ mod tests {
     use super::*;
     use std::fs::{self, OpenOptions};
     use std::io::Write as _;
+    use std::time::{Duration, UNIX_EPOCH};
 
     fn add(path: &Path, text: &str) {
         let file = OpenOptions::new().create(true).append(true).open(path);
@@ -140,7 +152,7 @@ mod tests {
         let (path, before) = (log_path(folder.path(), "d"), log_path_before(folder.path(), "d"));
         add(&before, "1\n2\n");
         add(&path, "3\nhal");
-        let mut tail = Tail::new(folder.path(), "d".to_owned());
+        let mut tail = Tail::new(folder.path(), "d".to_owned(), UNIX_EPOCH);
         assert_eq!(tail.last_lines(2).expect("read"), ["2", "3"]);
         assert_eq!(tail.new_lines().expect("read"), Vec::<String>::new());
         add(&path, "f\n");
@@ -149,10 +161,29 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_cluster_has_left_in_the_folder_is_not_shown() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, before) = (log_path(folder.path(), "d"), log_path_before(folder.path(), "d"));
+        let started = SystemTime::now() - Duration::from_secs(60);
+        add(&before, "of the earlier one\n");
+        let earlier = OpenOptions::new().append(true).open(&before).expect("the file");
+        earlier
+            .set_modified(started - Duration::from_secs(1))
+            .expect("its time");
+        add(&path, "own\n");
+        let mut tail = Tail::new(folder.path(), "d".to_owned(), started);
+        assert_eq!(tail.last_lines(9).expect("read"), ["own"]);
+        // Somebody has written to it since: it is the own one, which was full.
+        add(&before, "own, too\n");
+        let mut tail = Tail::new(folder.path(), "d".to_owned(), started);
+        assert_eq!(tail.last_lines(9).expect("read").len(), 3);
+    }
+
+    #[test]
     fn nothing_is_lost_when_a_log_begins_anew() {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, before) = (log_path(folder.path(), "d"), log_path_before(folder.path(), "d"));
-        let mut tail = Tail::new(folder.path(), "d".to_owned());
+        let mut tail = Tail::new(folder.path(), "d".to_owned(), UNIX_EPOCH);
         assert_eq!(tail.last_lines(9).expect("no file"), Vec::<String>::new());
         add(&path, "1\n");
         assert_eq!(tail.new_lines().expect("read"), ["1"]);
@@ -160,7 +191,7 @@ mod tests {
         fs::rename(&path, &before).expect("renamed");
         add(&path, "3\n");
         assert_eq!(tail.new_lines().expect("read"), ["2", "3"]);
-        // A user's folder: the same file from its beginning.
+        // In a user's folder.
         fs::write(&path, "").expect("emptied");
         assert_eq!(tail.new_lines().expect("read"), Vec::<String>::new());
         add(&path, "4\n");

@@ -35,10 +35,14 @@ pub(crate) struct RunFacts {
 }
 
 impl RunFacts {
+    pub fn started(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.started_unix_ms)
+    }
+
     /// The names of the processes that have a log, in the order of the alphabet. A folder of the user's may have logs of earlier clusters,
     /// which nobody has written to since this one began.
     pub fn processes(&self) -> Vec<String> {
-        let started = UNIX_EPOCH + Duration::from_millis(self.started_unix_ms);
+        let started = self.started();
         let name = |file: fs::DirEntry| {
             let written = file.metadata().and_then(|facts| facts.modified()).ok()?;
             let name = file.file_name().to_str()?.strip_suffix(".log")?.to_owned();
