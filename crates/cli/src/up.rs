@@ -53,7 +53,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES)]
 pub struct UpArgs {
-    /// Prefill and decode nodes (1p1d, 2p4d), or co-located nodes (2c).
+    /// So many prefill and decode nodes (1p1d, 2p4d), or so many co-located nodes, each of which does both (2c).
     #[arg(long, default_value = "1p1d", value_name = "NpMd|Nc")]
     pub topology: Topology,
     /// The path of a GGUF file (the first part of a split one) or of a Hugging Face folder; a name that `baton model list`

@@ -37,7 +37,7 @@ const QUICK: Duration = Duration::from_secs(15 * 60);
 #[derive(Clone, Debug, Args)]
 #[command(before_help = EXAMPLES)]
 pub struct CompareArgs {
-    /// Shapes of traffic [default: conversations; with --traces azure-conversation, with --trace none of them].
+    /// Shapes of traffic [default: conversations; with --traces: azure-conversation; with --trace: its file alone].
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SHAPE,..")]
     pub(super) shape: Vec<ShapeName>,
     /// Also, or only, the requests of this trace file: Mooncake JSONL, Azure CSV or baton's own format.
@@ -66,7 +66,8 @@ pub struct CompareArgs {
     /// Runs of each arm at each load. Fewer than 3 give no verdict.
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(super) repeats: u32,
-    /// Requests a second, instead of half the co-located arm's knee and the knee itself.
+    /// Loads, in requests a second [default: the knee, the highest rate at which nine of ten requests of a co-located cluster are
+    /// good, and half of it].
     #[arg(long, value_delimiter = ',', value_name = "RATE,..", value_parser = positive)]
     pub(super) rates: Vec<f64>,
     /// When a request is good: first token and p99 of its own gaps within so many milliseconds [default: 1000:100; 2000:100 for
@@ -106,7 +107,8 @@ pub struct CompareArgs {
     /// Longest prompt and answer together, in tokens; longer requests of a trace are shortened.
     #[arg(long, default_value_t = 2048, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(64..))]
     pub(super) max_model_len: u32,
-    /// Cores of the nodes of each arm; client and coordinator have the others, or share all [default: all, from 4 on all but one].
+    /// Cores of the nodes of each arm. Client and coordinator have the others, or share all if there are no others [default: all;
+    /// on a machine with 4 or more, all but one].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) node_cores: Option<u32>,
     /// A cluster that runs already. Give two or more; nothing is started.

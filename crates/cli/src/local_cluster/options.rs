@@ -89,16 +89,16 @@ pub struct ClusterSettings {
     /// Threads of each node's engine [default: every core, on each node].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads_per_node: Option<u32>,
-    /// KV cache memory of each node, such as 512MiB.
+    /// KV cache memory of each node, such as 2GiB [default: 512MiB].
     #[arg(long, value_name = "SIZE")]
     pub kv_cache_memory: Option<String>,
     /// Tokens of a KV block: a multiple of 16, at most 256 [default: 16].
     #[arg(long, value_name = "TOKENS")]
     pub block_size: Option<u32>,
-    /// Sequences a node runs at a time.
+    /// Sequences a node runs at a time [default: 16].
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<u32>,
-    /// Tokens of one engine step: the budget that prompts are chunked to.
+    /// Tokens of one engine step: the budget that prompts are chunked to [default: 512].
     #[arg(long, value_name = "N")]
     pub max_num_batched_tokens: Option<u32>,
     /// Tokens of prompts in a step in which sequences decode, too [default: 128 on the CPU, on GPUs no limit of its own].
@@ -120,7 +120,8 @@ pub struct ClusterSettings {
     /// Requests that may wait for a place; further ones get 429 [default: 2048].
     #[arg(long, value_name = "N")]
     pub max_queue_requests: Option<usize>,
-    /// Prompts of which a decode node lacks fewer tokens than this are prefilled there.
+    /// A decode node computes a prompt itself when fewer of the prompt's tokens than this are missing in its cache [default: 0: never
+    /// for this reason].
     #[arg(long, value_name = "TOKENS")]
     pub local_prefill_below_tokens: Option<u32>,
     /// Arithmetic of the CPU engine: int8-blocks (default) or exact.
@@ -129,7 +130,7 @@ pub struct ClusterSettings {
     /// Kernels of the CPU engine: auto (default), portable, avx2, avx-vnni, avx512-vnni, neon-dotprod.
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
-    /// Keep finished prompts' KV blocks for prompts that start alike.
+    /// Keep finished prompts' KV blocks for prompts that start alike [default: true].
     #[arg(long, value_name = "BOOL")]
     pub prefix_cache: Option<bool>,
     /// A tenant whose prompts have this percent of a node's KV blocks (default 50) loses its own cached ones first where blocks are

@@ -41,13 +41,13 @@ pub struct TraceArgs {
     pub slowest: Option<u16>,
     #[command(flatten)]
     pub url: UrlArgs,
-    /// Drawn; the page it is drawn from; or the spans as OTLP.
+    /// text: a drawing; json: the page that it is drawn from; otlp: the spans as OTLP JSON.
     #[arg(short, long, value_enum, default_value_t = TraceOutput::Text, value_name = "FORMAT")]
     pub output: TraceOutput,
     /// The same as `-o json`.
     #[arg(long, conflicts_with = "output")]
     pub json: bool,
-    /// Every span of a long list.
+    /// Draw every span. Without it the drawing ends after 200.
     #[arg(long)]
     pub all: bool,
     /// Bars of ASCII characters only (as with TERM=dumb).

@@ -129,7 +129,7 @@ pub(super) struct TrafficArgs {
     /// The file of `custom` or `trace`.
     #[arg(long, value_name = "FILE")]
     pub dataset_path: Option<PathBuf>,
-    /// Requests to send; of a file, at most as many.
+    /// Requests to send [default: 1000]; of a file, at most as many [default: all of it].
     #[arg(long, value_name = "N")]
     pub num_prompts: Option<usize>,
     /// Tokens of a prompt (of conversations: of a message).
@@ -215,7 +215,7 @@ pub(super) enum Scenario {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Pace")]
 pub(super) struct PaceArgs {
-    /// Requests a second, or `inf`: all at once. A trace has its own times unless a rate is given.
+    /// Requests a second, or `inf`: all at once, as without this flag. A trace has its own times unless a rate is given.
     #[arg(long, value_name = "RATE")]
     pub request_rate: Option<f64>,
     /// Shape of the gamma distribution of the gaps: 1 is Poisson, less is burstier.
