@@ -211,11 +211,17 @@ fn conversations(args: &TrafficArgs, requests: usize, length: impl Fn(u32) -> Le
         context_tokens_max: args.context_len,
     };
     let mut trace = shape.trace(args.seed)?;
-    let (last, before) = (conversations as u64 - 1, (conversations - 1) * turns as usize);
-    let is_asked_for = |turn: Turn| turn.conversation != last || (turn.turn as usize) < requests - before;
-    trace
-        .requests
-        .retain(|request| request.conversation.is_none_or(is_asked_for));
+    let (last, of_last) = (
+        conversations as u64 - 1,
+        requests - (conversations - 1) * turns as usize,
+    );
+    if of_last < turns as usize {
+        let is_asked_for = |turn: Turn| turn.conversation != last || (turn.turn as usize) < of_last;
+        trace
+            .requests
+            .retain(|request| request.conversation.is_none_or(is_asked_for));
+        trace.name += &format!(", {of_last} of the last conversation's turns");
+    }
     Ok(trace)
 }
 
@@ -430,6 +436,11 @@ mod tests {
         assert_eq!(turns("10 --request-rate 4"), [&eight[..], &[(2, 0), (2, 1)]].concat());
         assert_eq!(turns("1"), [(0, 0)]);
         assert!(of("--dataset-name conversations --num-prompts 0").is_err());
+        let name = of("--dataset-name conversations --turns 4 --num-prompts 10")
+            .expect("some")
+            .trace
+            .name;
+        assert!(name.contains("2 of the last conversation's turns"), "{name}");
     }
 
     #[test]
