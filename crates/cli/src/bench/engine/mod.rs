@@ -111,7 +111,7 @@ fn default_link() -> LinkCosts {
 
 pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
     if args.limits {
-        pin(&args.cores, 0, args.threads)?;
+        pin(&args.cores, 0, args.threads).exit(Exit::Usage)?;
         return speed::run(args, &Opening::of(args)?);
     }
     let overheads = match &args.overheads {
@@ -123,7 +123,7 @@ pub fn run(args: &EngineArgs) -> anyhow::Result<Exit> {
         None => default_link(),
     };
     let opening = Opening::of(args)?;
-    pin(&args.cores, 0, args.threads)?;
+    pin(&args.cores, 0, args.threads).exit(Exit::Usage)?;
     let (mut rig, model_name) = opening.open()?;
     let sweep = Sweep::new(args.quick, args.repeats);
     say!(
@@ -279,6 +279,13 @@ mod tests {
     fn a_name_that_no_model_has_is_a_usage_error() {
         let line = Line::try_parse_from(["engine", "--model", "gpt-17"]).expect("flags");
         let error = Opening::of(&line.args).expect_err("no such model");
+        assert_eq!(crate::exit::of(&error), Exit::Usage, "{error:#}");
+    }
+
+    #[test]
+    fn a_core_that_is_not_there_is_a_usage_error() {
+        let line = Line::try_parse_from(["engine", "--limits", "--cores", "100000"]).expect("flags");
+        let error = run(&line.args).expect_err("no such core");
         assert_eq!(crate::exit::of(&error), Exit::Usage, "{error:#}");
     }
 
