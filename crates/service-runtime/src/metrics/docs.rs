@@ -8,9 +8,9 @@ const HEAD: &str = "\
 # Metrics
 
 Each process serves `/metrics` in OpenMetrics text: the coordinator on its API port and its membership port, a node on its
-one port. A histogram has the series `_bucket`, `_sum` and `_count` of the name given here. A counter whose labels are closed
-lists has every series from the start, at 0. No label has one value per request; `baton_ttft_seconds` and
-`baton_itl_seconds` carry the trace id of a request as exemplar.
+one port. A histogram has the series `_bucket`, `_sum` and `_count` of the name given here. A counter whose labels have only
+values that this page lists has every series from the start, at 0. No label has one value per request. `baton_ttft_seconds` and
+`baton_itl_seconds` carry the trace id of a request as exemplar. [The glossary](../../GLOSSARY.md) explains the terms.
 
 This page is generated from `crates/service-runtime/src/metrics/`; a test fails when the two differ:
 `cargo run -p service-runtime --example metrics_doc > docs/reference/metrics.md`.
