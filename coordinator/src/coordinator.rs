@@ -1,4 +1,4 @@
-//! What coordinates without an HTTP edge: the control loop, the listener of the membership endpoint, and how both end.
+//! The coordinator without its HTTP edge: the control loop, the listener of the membership endpoint, and how both end.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

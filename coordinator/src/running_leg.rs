@@ -1,4 +1,4 @@
-//! The control loop's handle of a running leg. By it the loop can cancel the leg, or fail it by a verdict of its own.
+//! The control loop's handle of a running leg. With it the loop can cancel the leg, or make it fail.
 
 use std::pin::Pin;
 use std::sync::Arc;

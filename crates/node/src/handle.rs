@@ -1,4 +1,4 @@
-//! The way of a request from its gRPC service into the loop, and the stream of what it is told.
+//! How a request gets from its gRPC service into the loop, and the stream on which it is answered.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};

@@ -1,5 +1,6 @@
-//! How handoffs reach the bytes of this node's KV memory: as the host has them, or on a CUDA device, where transports copy them
-//! themselves or by way of pinned memory. The engine decides which; an engine whose device nobody else can address is by the host.
+//! How handoffs reach the bytes of this node's KV memory. They are in host memory, or on a CUDA device, from which transports copy
+//! them directly or by way of pinned memory. The engine decides which. If transports cannot address the engine's device, the bytes go
+//! by way of the host.
 
 use std::ops::Range;
 use std::sync::Arc;

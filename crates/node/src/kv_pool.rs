@@ -1,4 +1,4 @@
-//! This node's KV memory as trusted prefill nodes write it in place.
+//! This node's KV memory, as it is shown to trusted prefill nodes that write into it in place.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,4 @@
-//! The prompt's leg of a request: its chunks, its push, and what they come to.
+//! The prefill leg of a request: its chunks, its push to the decode node, its report and its spans.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! A request between its gRPC service and the loop: what it asks for, and what it is told.
+//! A request between its gRPC service and the loop: what it asks for, and the events that answer it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a role's configuration comes to.
+//! The settings with which a node starts, made from the configuration of its role.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

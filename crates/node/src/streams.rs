@@ -1,4 +1,4 @@
-//! The requests that are here, as far as the scheduler does not know them: what each is told, its legs, its spans. Never blocks.
+//! What the scheduler does not know about the requests on this node: the stream that tells each, its legs, its spans. Nothing here blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

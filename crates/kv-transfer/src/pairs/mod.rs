@@ -1,4 +1,4 @@
-//! A prefill node's pairs: one per decode node, each over the best transport that both know, and the transfers on them.
+//! A prefill node's pairs, and the transfers on them. There is one pair per decode node, over the best transport that both nodes have.
 
 mod better;
 mod copies;

@@ -1,4 +1,5 @@
-//! The receiver's half, the same for every transport: may this sender write, is it what was promised, is it undamaged?
+//! The receiver's half of a transfer, the same for every transport. It checks that this sender may write, that the bytes are those that
+//! were promised, and that they are undamaged.
 //!
 //! A decode node implements [`HandoffSink`] and shares one [`Receiver`]. A transport makes an [`IncomingPair`] per stream
 //! and passes frames to it. For each claimed transfer exactly one of two calls comes in the end: `commit` or `ended`. After

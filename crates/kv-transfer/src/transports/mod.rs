@@ -1,4 +1,4 @@
-//! The transports, and what a node makes of them: its pairs, or the ends at which it receives.
+//! The transports, and what a node builds from them: a prefill node its pairs, a decode node the ends at which it receives.
 
 pub(crate) mod cuda_ipc;
 pub mod grpc;

@@ -1,4 +1,4 @@
-//! How requests stand in events and actions that are written down: what decisions rest on, and nothing that the client said.
+//! How requests are written into flight records: with what decisions depend on, and without anything that the client said.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The life of one request: its phases, which of them may follow which, and what it holds meanwhile.
+//! The life of one request: its phases, which phase may follow which, and what the request holds meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

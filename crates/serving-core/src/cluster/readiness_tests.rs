@@ -1,4 +1,4 @@
-//! What a few nodes make of a cluster: ready, unsplit, and which of them may go.
+//! Tests of readiness: which few nodes make a cluster ready or unsplit, and which of them may drain.
 
 use super::super::fixtures::{node_record, ready_status};
 use super::*;

@@ -1,4 +1,4 @@
-//! Every change of a request's phase, for the event log: what a checker compares with the table of phases.
+//! Every change of a request's phase, for the event log. A checker compares these changes with the table of phases.
 
 use crate::cluster::Cluster;
 use crate::cluster::handoff::Phase;

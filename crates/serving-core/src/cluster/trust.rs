@@ -1,4 +1,4 @@
-//! What failed is set aside for a while, and then tried by one request before the others follow: a node or a pair.
+//! A node or a pair that failed is set aside for a while. Then one request tries it before the others follow.
 
 use crate::ids::RequestId;
 use crate::time::Time;

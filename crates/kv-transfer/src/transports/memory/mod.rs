@@ -1,5 +1,5 @@
-//! KV between two nodes of one process: frames go through a channel as they are. It is for tests, and the example of a
-//! transport: everything that there is of it is in this folder.
+//! KV between two nodes of one process: frames go through a channel as they are. It is for tests, and it is the example of a
+//! transport: all of its code is in this folder.
 //!
 //! The offer is a number by which this process knows the decode node's end. KV in host memory travels in the frames. Where the
 //! sender's KV is in a device's memory, a frame stays there too: the receiver gets the span, and its event.
