@@ -122,7 +122,7 @@ pub struct Metrics {
     pub vllm: VllmMetrics,
     #[serde(flatten)]
     pub serving: Serving,
-    /// Every stage by name (the list in PROTOCOL): those of the time to first token, and those after it.
+    /// Every stage by name (the list in docs/reference/stages.md): those of the time to first token, and those after it.
     pub stages_ttft_ms: serde_json::Map<String, Value>,
     pub stages_rest_ms: serde_json::Map<String, Value>,
     /// TTFT less its stages: the time that no stage measured.

@@ -8,7 +8,7 @@ use crate::statistics::Samples;
 
 /// A gap is a stall when it is longer than this many times the request's median gap...
 const STALL_TIMES_MEDIAN: f64 = 4.0;
-/// ...and longer than one frame of a screen at 60 Hz. The coordinator's records use the same two limits.
+/// ...and longer than one frame of a screen at 60 Hz. The coordinator's records use the same multiple, and 16.667 ms.
 const STALL_MS_MIN: f64 = 17.0;
 
 /// Events this close together came in one read. A client that parses one event takes a few microseconds, and a model takes longer for a token.

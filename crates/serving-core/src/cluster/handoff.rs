@@ -14,7 +14,7 @@ use super::event::Leg;
 use super::permits::Charge;
 use super::prefix_directory::PromptKeys;
 
-/// PROTOCOL's states, with the two waits between them that it leaves unnamed: `Opening` and `Recovering`.
+/// PROTOCOL's states, with the three waits between them: `Opening`, `Recovering` and `Finishing`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Waits for permits and a place.
